@@ -121,7 +121,7 @@ class MissingDependencyError(ImportError):
 
 
 def error_number(error: BaseException) -> int | None:
-    """The `errno` behind an OSError or a SafetensorError (by name: not imported for it), None for anything else."""
+    """Returns the `errno` behind an OSError or a SafetensorError (by name: not imported for it), or None."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
@@ -129,7 +129,7 @@ def error_number(error: BaseException) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory, of the device or the host, did not suffice, and nothing else.
+    """Returns whether an error says that memory, of the device or the host, did not suffice, and nothing else.
 
     Also where it is the cause of another one, as torch's compiler raises it. torch is not imported for it.
     """
@@ -144,7 +144,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def show_text(text: str) -> str:
-    """Text for people: characters that would drive a terminal are written as escapes, tokens of the Hub left out."""
+    """Makes text fit for people: control characters become escapes, tokens of the Hub are left out."""
     return _TOKEN.sub("hf_...", _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text))
 
 
@@ -184,12 +184,13 @@ def exit_on_errors() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Inside, the first SIGTERM or SIGHUP raises KeyboardInterrupt with its name, as SIGINT does without one.
+    """Raises KeyboardInterrupt on the first SIGTERM or SIGHUP inside, with its name, as SIGINT does without one.
 
-    Not where somebody handles or ignores them, as training does while it lasts. Machines repeat themselves: what comes
+    Not where they are handled or ignored, as training does while it lasts. Machines repeat themselves: what comes
     after the first does not break into tidying up.
     """
-    pid, handled = os.getpid(), []
+    pid = os.getpid()
+    handled = []
     if threading.current_thread() is threading.main_thread():  # only there signals can be handled
         handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
@@ -241,7 +242,7 @@ def _ending() -> Iterator[None]:
 
 
 def _is_missing_package(error: Exception) -> bool:
-    """Whether the message alone says what to do: a package is to be installed."""
+    """Returns whether the message alone says what to do: a package is to be installed."""
     if not isinstance(error, ImportError | RuntimeError):
         return False
     text = str(error)
@@ -279,7 +280,7 @@ def drop_output(descriptor: int) -> None:
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Inside, what stdout or stderr cannot write is dropped from then on, of that stream: a run outlives `| tee`.
+    """Drops what stdout or stderr cannot write, and all later output of that stream: a run outlives `| tee`.
 
     The streams stay the objects that they are, which handlers of logging and progress bars hold on to.
     """
@@ -296,7 +297,7 @@ def outliving_readers() -> Iterator[None]:
         yield
     finally:
         for stream in changed:
-            with suppress(AttributeError, ValueError):  # somebody took it back, or closed it
+            with suppress(AttributeError, ValueError):  # it was taken back, or closed
                 stream.flush()  # else Python ends with 120 where it cannot write what is left
                 del stream.write, stream.flush
 

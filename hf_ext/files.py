@@ -31,7 +31,7 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # FUSE and network folde
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Whether writing failed because of the disk: full, quota, read-only, no permission, file limit, I/O, gone.
+    """Returns whether writing failed because of the disk: full, quota, read-only, no permission, file limit, I/O, gone.
 
     safetensors reports such failures as a SafetensorError whose text ends in "(os error N)", `torch.save` as a
     RuntimeError; those count too.
@@ -44,7 +44,7 @@ def _is_torchs(error: BaseException) -> bool:
 
 
 def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_bytes: int | None = None) -> str:
-    """What could not be written and why, bytes needed and free, and what to do: one paragraph for a log.
+    """Describes what could not be written and why, bytes needed and free, and what to do: one paragraph for a log.
 
     Args:
         error: one for which `is_disk_failure` holds.
@@ -65,7 +65,7 @@ def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:
-    """Bytes that this user may still write where `path` is or will be; quotas are not seen.
+    """Counts bytes that this user may still write where `path` is or will be; quotas are not seen.
 
     Raises:
         OSError: the file system does not answer.
@@ -74,13 +74,13 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def can_make(folder: str | os.PathLike[str]) -> bool:
-    """Whether this user may make `folder`, or write to it where it is there, as far as its nearest parent tells."""
+    """Returns whether this user may make `folder`, or write to it, as far as its nearest parent tells."""
     place = nearest_existing(folder)
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
-    """`path`, or the nearest folder above it that is there for this user to see."""
+    """Returns `path`, or the nearest folder above it that is there for this user to see."""
     place = Path(path).absolute()
     while not os.path.exists(place) and place != place.parent:
         place = place.parent
@@ -88,7 +88,7 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
 
 
 def used_bytes(folder: str | os.PathLike[str]) -> int:
-    """Bytes allocated for `folder` and everything in it, folders too; 0 if it does not exist.
+    """Counts bytes allocated for `folder` and everything in it, folders too; 0 if it does not exist.
 
     Links are not followed; what vanishes meanwhile, or stands in a folder that this user may not read, is not counted.
     Cost: one stat per file.
@@ -173,7 +173,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: the draft cannot be moved there; it is then removed, as after any error of the block.
     """
-    target, draft = Path(path), _draft_of(Path(path))
+    target = Path(path)
+    draft = _draft_of(Path(path))
     draft.unlink(missing_ok=True)  # a killed process left it, perhaps as a link
     try:
         yield draft
@@ -201,7 +202,7 @@ def _draft_of(path: Path) -> Path:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """`json.loads`, of files and arguments that anybody may have written.
+    """Parses JSON of files and arguments that anybody may have written.
 
     Raises:
         ValueError: it is no JSON, or is nested so deeply that Python gives up.
@@ -228,12 +229,14 @@ _FORMULA = re.compile("(?!-\\Z)'*[=+\\-@\\t\\r\\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?").fullmatch
 
 
-def write_cell(value: Any) -> Any:
+def write_cell(value: object) -> Any:
     """Returns `value` as it belongs into a CSV: text that a spreadsheet would take for a formula gets a `'` in front.
 
     Numbers, also in text (`-1.5`), and all other text stay as they are. `read_cell` undoes it exactly.
     """
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER(value) else value
+    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER(value):
+        return f"'{value}"
+    return value
 
 
 def read_cell(text: str) -> str:
@@ -257,12 +260,14 @@ def write_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
 _PACKAGE = Path(__file__).resolve().parent
 _PARENT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.parent
 
-CONFIGS, LAUNCHERS, TEMPLATES = "recipes/configs", "accelerate_configs", "launch"
+CONFIGS = "recipes/configs"
+LAUNCHERS = "accelerate_configs"
+TEMPLATES = "launch"
 _SUFFIXES = {CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
 
 
 def shipped_folder(folder: str) -> Path:
-    """One of `CONFIGS`, `LAUNCHERS` and `TEMPLATES` as a path: of a clone, or inside an installed hf_ext."""
+    """Returns one of `CONFIGS`, `LAUNCHERS` and `TEMPLATES` as a path: of a clone, or inside an installed hf_ext."""
     return _PARENT / folder
 
 
@@ -272,7 +277,7 @@ def list_shipped(folder: str) -> list[str]:
 
 
 def find_shipped(text: str, folder: str) -> Path:
-    """The file that a user means: what exists under that path, else what comes with hf_ext under that name.
+    """Finds the file that a user means: what exists under that path, else what comes with hf_ext under that name.
 
     Args:
         text: a path, or the name of a shipped file, alone (`gb1.yaml`) or as in a clone (`recipes/configs/gb1.yaml`).

@@ -43,7 +43,7 @@ class Hardware:
         tf32: TF32 matrix units (sm80+).
         flash_attention_2: FlashAttention-2 kernels run (sm80+); whether the package imports is `optional`'s question.
         memory_gib: device memory (host memory on CPU); None where not known.
-        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number nobody published.
+        peak_tflops: dense peaks by "fp32", "tf32", "fp16", "bf16"; a missing key is a number that was not published.
         source: who says so.
         device_name: the driver's name of a live device; empty for a described one.
     """
@@ -62,7 +62,7 @@ class Hardware:
 
 
 def cuda_card(name: str, sm: tuple[int, int], memory_gib: float | None, source: str, **peak: float) -> Hardware:
-    """A CUDA device; all flags follow from the compute capability.
+    """Describes a CUDA device; all flags follow from the compute capability.
 
     Sources: fp16/bf16/tf32 units, CUDA guide and Transformer Engine support matrix; FlashAttention README.
     """
@@ -81,7 +81,7 @@ def cuda_card(name: str, sm: tuple[int, int], memory_gib: float | None, source: 
 
 
 def _read_rows() -> Iterator[tuple[Hardware, str]]:
-    """Devices, and the names by which drivers know them."""
+    """Yields devices, and the names by which drivers know them."""
     yield Hardware("cpu", "cpu", "torch CPU build; no bf16 instructions assumed"), ""
     yield Hardware("cpu-avx512-bf16", "cpu", "Intel SDM: AVX512_BF16 (VDPBF16PS)", native_bf16=True), ""
     yield Hardware("cpu-amx-bf16", "cpu", "Intel SDM: AMX-BF16 (TDPBF16PS)", native_bf16=True), ""
@@ -90,7 +90,8 @@ def _read_rows() -> Iterator[tuple[Hardware, str]]:
         for row in csv.DictReader(file):
             major, minor = map(int, row["capability"].split("."))
             peaks = {name: float(row[name]) for name in PRECISIONS if row[name]}
-            size, source = float(row["memory_gib"]), row["source"]
+            size = float(row["memory_gib"])
+            source = row["source"]
             yield cuda_card(row["name"], (major, minor), size, source, **peaks), row["driver"]
 
 
@@ -98,7 +99,7 @@ ROWS = tuple(_read_rows())
 
 
 def known_hardware() -> tuple[str, ...]:
-    """Every name that `describe_hardware` knows, in table order."""
+    """Returns every name that `describe_hardware` knows, in table order."""
     return tuple(row.name for row, _ in ROWS)
 
 
@@ -147,7 +148,9 @@ def detect_hardware(device: str | torch.device | None = None) -> Hardware:
     import torch
 
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
@@ -165,7 +168,7 @@ def detect_hardware(device: str | torch.device | None = None) -> Hardware:
 
 
 def _find_row(device_name: str, memory_gib: float) -> Hardware | None:
-    """The row of a driver's device name whose nominal memory fits, or None."""
+    """Finds the row of a driver's device name whose nominal memory fits, or None."""
     bare = re.sub(r"^(NVIDIA|Tesla)\s+", "", re.sub(r"^NVIDIA\s+", "", device_name.strip()), flags=re.IGNORECASE)
     for row, pattern in ROWS:
         if not pattern or not re.fullmatch(pattern, bare, flags=re.IGNORECASE):
@@ -197,12 +200,14 @@ def _detect_cuda(index: int) -> Hardware:
 
 def _detect_cpu() -> Hardware:
     flags = _cpu_flags()
-    row = "cpu-amx-bf16" if "amx_bf16" in flags else "cpu-avx512-bf16" if "avx512_bf16" in flags else "cpu"
+    row = "cpu-avx512-bf16" if "avx512_bf16" in flags else "cpu"
+    if "amx_bf16" in flags:
+        row = "cpu-amx-bf16"
     return dataclasses.replace(describe_hardware(row), memory_gib=_host_memory_gib(), device_name="cpu")
 
 
 def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Instruction-set flags of the first core; empty where the system does not list them (so: no bf16)."""
+    """Reads the instruction-set flags of the first core; empty where the system does not list them (so: no bf16)."""
     if not cpuinfo.is_file():
         return frozenset()
     for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -212,12 +217,12 @@ def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def is_amd_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the system lists AMD as the maker of its CPU."""
+    """Returns whether the system lists AMD as the maker of its CPU."""
     return cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8", errors="replace")
 
 
 def count_cpu_cores() -> int:
-    """Cores that this process may use, after CPU affinity and a container's CPU quota; at least 1."""
+    """Counts cores that this process may use, after CPU affinity and a container's CPU quota; at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds|max> <period>"
     if quota.is_file():

@@ -69,7 +69,7 @@ def _one_line(error: BaseException) -> str:
 
 @functools.cache
 def installed_version(package: str) -> str | None:
-    """The version of a distribution ("flash-attn"), None where it is not installed. Imports nothing.
+    """Returns the version of a distribution ("flash-attn"), None where it is not installed. Imports nothing.
 
     Read once per process: a plan is written a dozen times before the first step.
     """

@@ -25,7 +25,7 @@ from .files import nearest_existing, parse_json
 
 
 def fetch_folder(name_or_path: str | Path, revision: str | None, files: Sequence[str]) -> Path:
-    """A model's folder: a local one as it is, or a snapshot of a Hub model with those of its files.
+    """Fetches a model's folder: a local one as it is, or a snapshot of a Hub model with those of its files.
 
     Args:
         revision: commit, tag or branch of a Hub model.
@@ -84,7 +84,7 @@ def check_folder(name: str, what: str) -> str:
         for folders that are here, and for what can only be a Hub id.
 
     Raises:
-        ArgumentError: with the folder that may be meant; a file; a `~` that nobody has expanded.
+        ArgumentError: with the folder that may be meant; a file; a `~` that was not expanded.
     """
     if os.path.isdir(name):
         return ""
@@ -93,13 +93,16 @@ def check_folder(name: str, what: str) -> str:
     full = os.path.expanduser(name)
     if os.path.isdir(full):
         raise ArgumentError(f"{what} {name!r}: write the folder in full, {full!r}.")
-    if name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
+    is_path = name.startswith(("/", ".", "~")) or name.endswith("/")
+    if is_path or name.count("/") > 1 or "\\" in name:
         raise ArgumentError(f"{what} {name!r}: there is no such folder. {_similar_folders(Path(full))}")
-    return _similar_folders(Path(name)) if "/" in name and os.path.isdir(os.path.dirname(name)) else ""
+    if "/" in name and os.path.isdir(os.path.dirname(name)):
+        return _similar_folders(Path(name))
+    return ""
 
 
 def _similar_folders(path: Path) -> str:
-    """The folders that a misspelt path may mean, and from where on it leads nowhere."""
+    """Returns the folders that a misspelt path may mean, and from where on it leads nowhere."""
     there = nearest_existing(path)
     missing = path.absolute().relative_to(there).parts[0]
     try:
@@ -129,13 +132,13 @@ def _explain(error: Exception, folder: Path) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """The first line, with the next one where it only announces that."""
+    """Returns the first line, with the next one where it only announces that."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [text]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
 
 
 def _names_code(folder: Path) -> bool:
-    """Whether a local folder's tokenizer is a class of its own."""
+    """Returns whether a local folder's tokenizer is a class of its own."""
     try:
         return "auto_map" in parse_json((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError, TypeError):

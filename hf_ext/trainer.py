@@ -1,7 +1,7 @@
 """`FastTrainer`: one override per method of Trainer that hf_ext takes part in, in the order of a run.
 
-Each hands over to the parts of `hf_ext/training`, in the order in which they must act; where an order has a reason,
-it stands beside it. Callbacks that need much of the trainer hold it; others are handed what they need call by call.
+Each hands over to the parts of `hf_ext/training` and `hf_ext/saving`, in the order in which they must act; where an
+order has a reason, it stands beside it. `hf_ext/parts.py` makes them.
 
 Private names of ours begin with `_ext_`: the others are Trainer's, and those of users' subclasses meet neither.
 """
@@ -12,51 +12,54 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
-from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainerCallback
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import (
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from .checkpoints.resume import Resumer
 from .checkpoints.retention import Sizes
 from .checkpoints.run_lock import hold_folders
-from .checkpoints.saver import Saver
+from .checkpoints.store import CheckpointStore
 from .checkpoints.weights import load_weights
 from .data.batches.batching import RepeatedRows
-from .data.batches.masking import MaskingEpochCallback
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .hub.push import HubError
-from .hub.pusher import Pusher
 from .models.kernels.process_settings import replaced
+from .parts import Parts, make_parts
 from .plan import Plan
-from .processes.team import Team, release_group, share_group
+from .processes.team import release_group, share_group
 from .reporting.run_record import RunClockCallback
 from .reporting.throughput import ThroughputCallback
 from .text.progress import messages_above_bars, show_live
-from .training.backends import Backend, check_optimizer, choose_backend
-from .training.checks import Checks, check_training
+from .training.backends import check_optimizer
+from .training.checks import check_training
 from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
-from .training.evaluation import Evaluator
-from .training.export import Exporter
-from .training.loaders import Loaders, naming_dead_workers, take_rows
-from .training.losses import Losses
-from .training.nan_guard import NanGuard
+from .training.evaluation import Given
+from .training.host import Rows
+from .training.loaders import naming_dead_workers, take_rows
+from .training.losses import Losses, LossFunction
 from .training.optimizers import finish_optimizer
 from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
 from .training.planned import plan_run, seed_process
-from .training.progress import SpeedLine
 from .training.stop import Stopper, keep_from_workers
-from .training.watchers import CollapseAlarm, EarlyStopping
-from .training_args import complete_arguments
+from .training_args import FastTrainingArguments, complete_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ class FastTrainer(Trainer):
     hub_model_id: Any
     test_dataset: Any = None
 
-    def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, plan: Plan | None = None, **kwargs: object):
         given = _by_name(args, kwargs)
         model_init = given.get("model_init") if given.get("model") is None else None
         if model_init is not None:  # the plan is for the model that it makes
@@ -98,8 +101,7 @@ class FastTrainer(Trainer):
         self._ext_planned = plan_run(given, plan, own_loss, find_override(self, *BATCHES))
         run = self._ext_planned.run
         self._ext_args = run.args
-        # Trainer's constructor asks for the loss.
-        self._ext_team, self._ext_losses = Team(self), Losses(self)
+        self._ext_losses = Losses(self)  # which Trainer's constructor asks for
         with self._ext_planned.applying():  # before Trainer reads arguments, and puts the model on its device
             with replaced(run.args, push_to_hub=False):  # Trainer would open the repository, and a public one
                 model = {"model": run.model}  # a speed-up may have wrapped it
@@ -108,82 +110,44 @@ class FastTrainer(Trainer):
                 super().__init__(**{**given, "args": run.args, **model})
             if model_init is not None:
                 self.model_init = model_init
-            self._ext_pusher = Pusher(self)
+            parts = self._ext_parts
             if self.args.push_to_hub:
-                self._ext_pusher.open()
-            self._ext_backend.configure()
+                parts.pusher.open()
+            parts.backend.configure()
             self._ext_listen()
-            self._ext_saver.open_folders()  # refuses those that cannot go together
         self._ext_losses.warn_of_means()
         share_group(self)
         run.let_go_with(self)
         self._ext_planned.save()
 
     @property
-    def args(self) -> Any:
+    def args(self) -> FastTrainingArguments:
         """The arguments; others may be assigned at any time, and count from then on."""
         return self._ext_args
 
     @args.setter
-    def args(self, args: Any) -> None:
+    def args(self, args: TrainingArguments | None) -> None:
         self._ext_args = complete_arguments(args)
         if "_ext_planned" in vars(self):  # a subclass may assign before the constructor
             self._ext_planned.run.args = self._ext_args
 
     @cached_property
-    def _ext_parts(self) -> SimpleNamespace:
-        """Made when first asked for, since a class behind this one may do so in its constructor.
-
-        In the order in which those that are callbacks must have Trainer's events. What is said before a run comes
-        first, then rates, who shows them, and clocks: what the others do is not training. Losses are judged before a
-        step is stopped for, and evaluations are asked for before a stop can hold them back.
-        """
-        collator, planned = self.data_collator, self._ext_planned
-        throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
-        throughput.writes_file, throughput.packs = planned.keeps_records, planned.applied("packing")
-        early_stopping, collapse_alarm = EarlyStopping(self), CollapseAlarm(self)
-        return SimpleNamespace(
-            checks=Checks(self),
-            throughput=throughput,
-            speed_line=SpeedLine(self),
-            run_clock=RunClockCallback(),
-            loaders=Loaders(self),
-            masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
-            nan_guard=NanGuard(self),
-            evaluator=Evaluator(self, (early_stopping, collapse_alarm)),
-            stopper=Stopper(self),
-            early_stopping=early_stopping,
-            collapse_alarm=collapse_alarm,
-            embedder=EmbeddingCache(self),
-            resumer=Resumer(self),
-            exporter=Exporter(self),
+    def _ext_parts(self) -> Parts:
+        """Made when first asked for, since a class behind this one may do so in its constructor."""
+        return make_parts(
+            self,
+            self._ext_planned,
+            self._ext_losses,
+            one_pass=self._ext_one_pass,
+            make_loader=self._ext_make_eval_loader,
+            save=lambda: self._save_checkpoint(self.model_wrapped, self._trial),
         )
-
-    _ext_stopper: Any = property(attrgetter("_ext_parts.stopper"))
-    _ext_evaluator: Any = property(attrgetter("_ext_parts.evaluator"))
-    _ext_resumer: Any = property(attrgetter("_ext_parts.resumer"))
-
-    @cached_property
-    def _ext_backend(self) -> Backend:
-        return choose_backend(self)
-
-    @cached_property
-    def _ext_saver(self) -> Saver:
-        return Saver(self, partial(find_override, self, "_save_checkpoint"))
 
     def _ext_listen(self) -> None:
         show_live(self.callback_handler.callbacks)
-        for part in vars(self._ext_parts).values():
-            if isinstance(part, TrainerCallback):
-                self.add_callback(part)
+        for part in self._ext_parts.callbacks():
+            self.add_callback(part)
         self.add_callback(Events(self))  # what comes after all of theirs
-        self.add_callback(self._ext_pusher)
-
-    def _ext_carried(self) -> list[Any]:
-        """The parts that have a state in each checkpoint."""
-        parts = self._ext_parts
-        carried = (parts.loaders, parts.run_clock, parts.evaluator)
-        return [*carried, parts.collapse_alarm, parts.early_stopping]
 
     # --- the beginning of a run -------------------------------------------------------------------------------------
 
@@ -192,7 +156,7 @@ class FastTrainer(Trainer):
         resume_from_checkpoint: str | bool | None = None,
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
-    ) -> Any:
+    ) -> TrainOutput:
         """As in Trainer; `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
 
         Raises:
@@ -210,11 +174,11 @@ class FastTrainer(Trainer):
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
         with hold_folders(self.args):  # before anything in it is looked at
-            self._ext_saver.open_folders()
+            self._ext_parts.saver.open_folders()
             # Once all others have said what is due.
             self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
             self._ext_planned.save()  # the folder may be another one than when it was planned
-            folder = self._ext_resumer.begin(resume_from_checkpoint, is_trial=trial is not None)
+            folder = self._ext_parts.resumer.begin(resume_from_checkpoint, is_trial=trial is not None)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)
             try:
                 output = self._ext_train_and_copy(train, self._ext_around_training(folder))
@@ -224,8 +188,8 @@ class FastTrainer(Trainer):
                 logger.error("This trial is given up: %s", error)
                 self.objective: Any = math.nan  # of which a search knows that the trial failed, and goes on
                 output = TrainOutput(self.state.global_step, math.nan, {})
-            if self._ext_stopper.reason is not None:
-                self._ext_team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
+            if self._ext_parts.stopper.reason is not None:
+                self._ext_parts.team.wait_for_everyone()  # torchrun ends the others as soon as one has ended
                 raise self._ext_stop()
         return output
 
@@ -236,25 +200,28 @@ class FastTrainer(Trainer):
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
         self.model_wrapped = self.model
-        self._ext_parts.embedder = EmbeddingCache(self)  # the encoders may be others
+        parts = self._ext_parts
+        parts.embedder = EmbeddingCache(self, parts.team, parts.backend, self._ext_planned)  # encoders may be others
 
     def _ext_stop(self) -> TrainingStopped:
         saved = f"{self.stop_reason}: saved checkpoint-{self.state.global_step} and stopped."
-        why_not = self._ext_resumer.why_not_again
+        why_not = self._ext_parts.resumer.why_not_again
         if why_not is not None:
             return StoppedForGood(f"{saved} {why_not}")
         return TrainingStopped(f"{saved} The same command continues from it.")
 
-    def _ext_train_and_copy(self, train: Callable[[], Any], around: AbstractContextManager[None]) -> Any:
+    def _ext_train_and_copy(
+        self, train: Callable[[], TrainOutput], around: AbstractContextManager[None]
+    ) -> TrainOutput:
         """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
             self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
             with around:
                 output = train()
         except RunEnded:
-            self._ext_saver.finish_copies()
+            self._ext_parts.saver.finish_copies()
             raise
-        lacking = self._ext_saver.finish_copies()
+        lacking = self._ext_parts.saver.finish_copies()
         if lacking is not None:
             raise DiskFailure(lacking)
         return output
@@ -264,22 +231,24 @@ class FastTrainer(Trainer):
         """Around Trainer's own `train`: what has to end however that ends."""
         with ExitStack() as around:
             around.enter_context(outliving_readers())
-            around.callback(self._ext_saver.leave)
+            around.callback(self._ext_parts.saver.leave)
             around.enter_context(replaced(self, model_init=None))  # the model is made
             # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
             around.enter_context(replaced(self.args, logging_nan_inf_filter=False))
-            around.enter_context(self._ext_stopper.during_training())
+            around.enter_context(self._ext_parts.stopper.during_training())
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
-            with naming_dead_workers(self):  # which hears of all that died, and not while all else is left
+            with naming_dead_workers(
+                self.checkpoints, self.args.dataloader_num_workers
+            ):  # which hears of all that died, and not while all else is left
                 yield
 
     # --- data -------------------------------------------------------------------------------------------------------
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """As in Trainer; for an evaluation while training, of the subset."""
-        loader = self._ext_evaluator.loader()
+        loader = self._ext_parts.evaluator.loader()
         return super().get_eval_dataloader(eval_dataset) if loader is None else loader
 
     def _get_dataloader(
@@ -290,8 +259,8 @@ class FastTrainer(Trainer):
         sampler_fn: Any = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
-        rows: Any = None,
-    ) -> Any:
+        rows: Sequence[int] | None = None,
+    ) -> DataLoader:
         if self._ext_parts.embedder.is_on and hasattr(dataset, "__len__"):
             dataset = self.embed_dataset(dataset)
             self.model.release_encoders()
@@ -304,35 +273,29 @@ class FastTrainer(Trainer):
 
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 
-    @property
-    def _ext_eval_sets(self) -> dict[str, Any]:
-        """Evaluation sets by the prefix of their metrics."""
-        several = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"": self.eval_dataset}
-        return {"eval" if name == "" else f"eval_{name}": rows for name, rows in several.items()}
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: object) -> torch.optim.Optimizer:
         """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
         if self.is_in_train:  # accelerate wraps both next
-            self._ext_backend.begin_preparing()
+            self._ext_parts.backend.begin_preparing()
         is_new = self.optimizer is None
         made = super().create_optimizer(*args, **kwargs)
-        finished = finish_optimizer(self, made, is_new)
+        finished = finish_optimizer(made, is_new, self.args, self.model, self.plan)
         if finished is not made:
             self.optimizer = finished
         check_optimizer(self.args, finished)
-        self._ext_resumer.remember(finished)
+        self._ext_parts.resumer.remember(finished)
         return finished
 
     # --- what a resumed run takes from its checkpoint ---------------------------------------------------------------
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         target = self.model if model is None else model
         if not load_weights(target, Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: Any, **kwargs: object) -> None:
         if self.control.should_training_stop:  # transformers 5.24 trains one more step in a run resumed at its last
             return
         super()._run_epoch(*args, **kwargs)
@@ -341,7 +304,7 @@ class FastTrainer(Trainer):
         self._ext_parts.loaders.mark_repeated(batch_samples)
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in Trainer."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
@@ -351,7 +314,7 @@ class FastTrainer(Trainer):
         self._ext_parts.nan_guard.losses.append(loss)
         return loss
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in Trainer; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
@@ -360,15 +323,15 @@ class FastTrainer(Trainer):
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if isinstance(loss, tuple) and not find_override(self, *EVALUATION_LOSS):
             self._ext_losses.keep(loss[1], labels, inputs.get("bounds"))
-        return self._ext_backend.carry_not_finite(loss, model.training)
+        return self._ext_parts.backend.carry_not_finite(loss, model.training)
 
     @property
-    def compute_loss_func(self) -> Any:
+    def compute_loss_func(self) -> LossFunction | None:
         """What was given or assigned; else the exact loss where it is used; else None, as in Trainer."""
         return self._ext_losses.decide().function
 
     @compute_loss_func.setter
-    def compute_loss_func(self, function: Any) -> None:
+    def compute_loss_func(self, function: LossFunction | None) -> None:
         if "_ext_losses" in vars(self):  # what is assigned before, Trainer's constructor replaces
             self._ext_losses.given = function
 
@@ -376,7 +339,7 @@ class FastTrainer(Trainer):
         """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
         return self._ext_losses.counts_items()
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_grad_norm(self, *args: Any, **kwargs: object) -> Any:
         norm = super()._get_grad_norm(*args, **kwargs)
         return self._ext_parts.nan_guard.see_norm(norm)
 
@@ -386,7 +349,7 @@ class FastTrainer(Trainer):
         Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0.
         """
         if "loss" in logs:
-            self._ext_saver.check_finite()
+            self._ext_parts.saver.check_finite()
         self.throughput.extend_logs(logs, self.args, self.state)  # before any other callback sees the values
         super().log(logs, start_time)
         self.throughput.resume()
@@ -395,29 +358,31 @@ class FastTrainer(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As in Trainer; see `Evaluator`. Other rows than the run's own are looked at in full."""
-        return self._ext_evaluator.evaluate(eval_dataset, partial(super().evaluate, eval_dataset, *args, **kwargs))
+        return self._ext_parts.evaluator.evaluate(
+            eval_dataset, partial(super().evaluate, eval_dataset, *args, **kwargs)
+        )
 
     def evaluation_loop(
         self,
-        dataloader: Any,
+        dataloader: DataLoader,
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and all rows follow where due."""
-        with naming_dead_workers(self):
-            return self._ext_evaluator.run(
+        with naming_dead_workers(self.checkpoints, self.args.dataloader_num_workers):
+            return self._ext_parts.evaluator.run(
                 dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
             )
 
-    def _ext_one_pass(self, loader: Any, given: tuple[Any, ...], compute_metrics: Any) -> EvalLoopOutput:
+    def _ext_one_pass(self, loader: DataLoader, given: Given, compute_metrics: object) -> EvalLoopOutput:
         """Trainer's loop."""
-        prepared = self._ext_backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
+        prepared = self._ext_parts.backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        loop, evaluating = super().evaluation_loop, self._ext_backend.evaluating(self.model)
+        loop, evaluating = super().evaluation_loop, self._ext_parts.backend.evaluating(self.model)
         with replaced(self, compute_metrics=compute_metrics), evaluating, self._ext_losses.rows(given[2]) as rows:
             output = loop(loader, *given)
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
@@ -429,15 +394,15 @@ class FastTrainer(Trainer):
 
     # --- a checkpoint -----------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         save = replaced(self.args, push_to_hub=False)(partial(super()._save_checkpoint, model, trial))
         if trial is not None:  # a hyperparameter search has a folder per trial, resumes nothing and is not pushed
             save()
         else:
-            self._ext_saver.save(save)
+            self._ext_parts.saver.save(save)
 
     def _get_output_dir(self, trial: Any) -> str:
-        return self._ext_saver.staging_root or super()._get_output_dir(trial)
+        return self._ext_parts.saver.staging_root or super()._get_output_dir(trial)
 
     # --- a model folder ---------------------------------------------------------------------------------------------
 
@@ -456,10 +421,10 @@ class FastTrainer(Trainer):
         with hold_folders(self.args, together=False) if needs_folder else nullcontext():
             self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
-                self._ext_pusher.push_model("Model save", blocking=False)
+                self._ext_parts.pusher.push_model("Model save", blocking=False)
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        backend, exporter = self._ext_backend, self._ext_parts.exporter
+        backend, exporter = self._ext_parts.backend, self._ext_parts.exporter
         if _internal_call and backend.is_spread and not backend.is_zero:  # a checkpoint: accelerate writes the weights
             self._ext_save_companions(Path(str(output_dir)))
             return
@@ -474,7 +439,7 @@ class FastTrainer(Trainer):
         folder = Path(output_dir or str(self.args.output_dir))
         if isinstance(self.model, PreTrainedModel | PeftModel):
             if self.args.should_save:
-                self._ext_parts.exporter.write(folder, self.model, state_dict, self._ext_saver.is_staged(folder))
+                self._ext_parts.exporter.write(folder, self.model, state_dict, self._ext_parts.saver.is_staged(folder))
             return
         super()._save(str(folder), state_dict)
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
@@ -498,23 +463,23 @@ class FastTrainer(Trainer):
     # --- the end of a run -------------------------------------------------------------------------------------------
 
     def _finalize_training(self, *args: Any) -> Any:
-        saver = self._ext_saver
+        saver = self._ext_parts.saver
         saver.finish()
         saver.check_finite()
         saver.choose_best()
         # With a limit of 1, Trainer now deletes every other `checkpoint-*` folder, foreign ones too.
         with replaced(self.args, save_total_limit=None):
             output = super()._finalize_training(*args)
-        if self.args.push_to_hub and self._ext_team.writes:
+        if self.args.push_to_hub and self._ext_parts.team.writes:
             saver.retention.rotate()  # what stayed only while it was sent
         return output
 
     def _load_best_model(self) -> None:
-        if self._ext_stopper.reason is not None:
+        if self._ext_parts.stopper.reason is not None:
             return
-        self._ext_saver.verify_best()
+        self._ext_parts.saver.verify_best()
         logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
-        if self._ext_backend.is_spread:
+        if self._ext_parts.backend.is_spread:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
@@ -529,7 +494,7 @@ class FastTrainer(Trainer):
         Raises:
             HubError: on all processes: the last push failed, and no later one succeeded.
         """
-        failure = self._ext_pusher.close() if self.args.push_to_hub else None
+        failure = self._ext_parts.pusher.close() if self.args.push_to_hub else None
         self._ext_planned.run.restore()
         release_group()
         super().end()
@@ -558,7 +523,7 @@ class FastTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
         private: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Saves and pushes the model with what else may be shared, and compares what arrived with what was sent.
 
@@ -578,14 +543,16 @@ class FastTrainer(Trainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
-            self._ext_pusher.open(token=token, private=private)
+            self._ext_parts.pusher.open(token=token, private=private)
         with hold_folders(self.args, together=False):
-            self._ext_pusher.save_with_card(self._ext_export, kwargs)
-        return self._ext_pusher.push_model(commit_message, blocking, token=token, revision=revision, private=private)
+            self._ext_parts.pusher.save_with_card(self._ext_export, kwargs)
+        return self._ext_parts.pusher.push_model(
+            commit_message, blocking, token=token, revision=revision, private=private
+        )
 
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
-    def embed_dataset(self, dataset: Any) -> Embedded:
+    def embed_dataset(self, dataset: Rows) -> Embedded:
         """`dataset` with embeddings of its frozen inputs, or states of their residues; see `EmbeddingCache.embed`."""
         return self._ext_parts.embedder.embed(dataset)
 
@@ -615,26 +582,55 @@ class FastTrainer(Trainer):
 
     # --- what is handed to the parts --------------------------------------------------------------------------------
 
-    def _ext_make_eval_loader(self, dataset: Any, rows: Any = None) -> Any:
-        given = {"sampler_fn": self._get_eval_sampler, "rows": rows}
-        return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, **given)
+    def _ext_make_eval_loader(self, dataset: Rows, rows: Sequence[int] | None = None) -> DataLoader:
+        size = self.args.eval_batch_size
+        return self._get_dataloader(dataset, "Evaluation", size, sampler_fn=self._get_eval_sampler, rows=rows)
 
     # --- what a run says of itself ----------------------------------------------------------------------------------
 
-    plan = property(attrgetter("_ext_planned.plan"), doc="What was decided of each speed-up, and what came of it.")
-    # Without anything asked for that Trainer lacks, a run leaves in its output folder what Trainer's leaves.
-    keeps_records = property(attrgetter("_ext_planned.keeps_records"), doc="Whether `plan.json` and the like are kept.")
-    checkpoints = property(attrgetter("_ext_saver.store"), doc="The store that training saves into.")
-    throughput = property(attrgetter("_ext_parts.throughput"), doc="Live rates of the run.")
-    run_clock = property(attrgetter("_ext_parts.run_clock"), doc="How long the run has trained, over all its sessions.")
-    stopping_decisions = property(attrgetter("_ext_parts.early_stopping.decisions"), doc="Those of early stopping.")
-    collapse_alarms = property(attrgetter("_ext_parts.collapse_alarm.alarms"), doc="Every alarm said while training.")
+    @property
+    def plan(self) -> Plan:
+        """What was decided of each speed-up, and what came of it."""
+        return self._ext_planned.plan
 
-    stop_reason = property(attrgetter("_ext_stopper.reason"), doc="Why training stopped before its end, or None.")
+    @property
+    def keeps_records(self) -> bool:
+        """Whether `plan.json` and the like are kept: not where nothing was asked for that Trainer lacks."""
+        return self._ext_planned.keeps_records
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The store that training saves into."""
+        return self._ext_parts.saver.store
+
+    @property
+    def throughput(self) -> ThroughputCallback:
+        """Live rates of the run."""
+        return self._ext_parts.throughput
+
+    @property
+    def run_clock(self) -> RunClockCallback:
+        """How long the run has trained, over all its sessions."""
+        return self._ext_parts.run_clock
+
+    @property
+    def stopping_decisions(self) -> list[dict[str, Any]]:
+        """Those of early stopping."""
+        return self._ext_parts.early_stopping.decisions
+
+    @property
+    def collapse_alarms(self) -> list[dict[str, Any]]:
+        """Every alarm said while training."""
+        return self._ext_parts.collapse_alarm.alarms
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training stopped before its end, or None."""
+        return self._ext_parts.stopper.reason
 
     def checkpoint_sizes(self) -> Sizes:
         """Upper bounds of what one checkpoint takes."""
-        return self._ext_saver.retention.sizes()
+        return self._ext_parts.saver.retention.sizes()
 
 
 class FastSeq2SeqTrainer(FastTrainer, Seq2SeqTrainer):
@@ -647,29 +643,35 @@ class Events(TrainerCallback):
     def __init__(self, trainer: FastTrainer):
         self._trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Trainer has made or restored its state, and has set its counters to zero."""
         trainer = self._trainer
-        trainer._ext_evaluator.choose_rows()  # says what is wrong with them before anything is trained
+        trainer._ext_parts.evaluator.choose_rows()  # says what is wrong with them before anything is trained
         begin = self._begin_on_disk if args.should_save else None
-        trainer._ext_team.load_together(begin, trainer._ext_saver.describe_failure)  # a refusal is one on all processes
-        trainer._ext_saver.check_finite()  # weights that are not finite would make all others so
-        trainer._ext_resumer.go_on()
+        trainer._ext_parts.team.load_together(
+            begin, trainer._ext_parts.saver.describe_failure
+        )  # a refusal is one on all processes
+        trainer._ext_parts.saver.check_finite()  # weights that are not finite would make all others so
+        trainer._ext_parts.resumer.go_on()
 
     def _begin_on_disk(self) -> None:
         """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""
-        retention = self._trainer._ext_saver.retention
+        retention = self._trainer._ext_parts.saver.retention
         retention.rotate()
         self._trainer.checkpoints.begin_copies(retention.best_step())
         retention.check()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """What others had to write into a checkpoint that has its name stands there."""
-        self._trainer._ext_saver.finish(waits=False)
+        self._trainer._ext_parts.saver.finish(waits=False)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """After one optimizer step at most, a checkpoint is whole."""
-        self._trainer._ext_saver.finish()
+        self._trainer._ext_parts.saver.finish()
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
@@ -39,6 +39,10 @@ from .errors import ArgumentError
 from .optional import require
 from .processes import check_together, need_cpu_backend, need_gloo
 from .text.units import less_is_better
+
+if TYPE_CHECKING:
+    from transformers.trainer_pt_utils import AcceleratorConfig
+    from transformers.trainer_utils import HubStrategy
 
 NO_FOLDER = ("", "auto", "true", "yes", "false", "no", "off", "none")  # what people write for `resume`
 
@@ -81,6 +85,11 @@ class FastTrainingArguments(
             contradict each other.
         MissingDependencyError: DeepSpeed is asked for, here or by the launcher, and is not installed.
     """
+
+    if TYPE_CHECKING:  # what the parent makes of them
+        output_dir: str = ""
+        accelerator_config: AcceleratorConfig = AcceleratorConfig()  # type: ignore[assignment]
+        hub_strategy: HubStrategy = HubStrategy.EVERY_SAVE
 
     _VALID_DICT_FIELDS = [  # read from JSON
         *TrainingArguments._VALID_DICT_FIELDS,
@@ -164,7 +173,7 @@ RANGES = STOCK_RANGES | ranges_in_types(FastTrainingArguments)
 OWN_FIELDS = {spec.name: spec for spec in dataclasses.fields(FastTrainingArguments) if spec.name not in STOCK_FIELDS}
 
 
-def evaluates_apart(args: Any) -> bool:
+def evaluates_apart(args: TrainingArguments) -> bool:
     """Whether it is evaluated by epochs and saved by steps, or the reverse: each new best model is then saved too."""
     return (args.eval_strategy, args.save_strategy) in (("epoch", "steps"), ("steps", "epoch"))
 
@@ -179,12 +188,12 @@ def changed_fields(args: TrainingArguments) -> frozenset[str]:
     return frozenset(spec.name for spec in dataclasses.fields(args) if getattr(args, spec.name) != default_of(spec))
 
 
-def asks_for_more(args: Any) -> bool:
+def asks_for_more(args: TrainingArguments) -> bool:
     """Whether an argument that `TrainingArguments` does not have has another value than its default."""
     return any(getattr(args, name) != default_of(spec) for name, spec in OWN_FIELDS.items())
 
 
-def _values(args: Any) -> dict[str, Any]:
+def _values(args: TrainingArguments) -> dict[str, Any]:
     return {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name != "hub_token"}
 
 
@@ -205,7 +214,7 @@ def _read_types(args: Any) -> None:
         )
 
 
-def _check_values(args: Any) -> None:
+def _check_values(args: FastTrainingArguments) -> None:
     """Words, numbers and texts that Trainer would take apart only after the data was read and the model built."""
     from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
 
@@ -217,7 +226,7 @@ def _check_values(args: Any) -> None:
                 raise ArgumentError(f"{name}={word!r}: allowed are {', '.join(allowed)}.")
 
 
-def complete_arguments(args: Any) -> Any:
+def complete_arguments(args: TrainingArguments | None) -> FastTrainingArguments:
     """`args` themselves, where they lack one of our arguments with its default.
 
     Nothing is computed anew, and what is changed in them later counts, as in Trainer: they stay the user's object, of
@@ -241,4 +250,5 @@ def complete_arguments(args: Any) -> Any:
         check_together(plain.world_size)
         _read_types(plain)
         _check_values(plain)
+        return plain
     return args

@@ -22,6 +22,7 @@ FLOORS = (
     {"checkpoints"},
     {"speedups", "hub"},
     {"training"},
+    {"saving"},
     {"baselines", "tasks"},
     {"heads"},
     {"property", "masked_lm"},
@@ -101,6 +102,34 @@ def find_cycle(imports: dict[str, set[str]]) -> list[str]:
     return next((cycle for module in imports if (cycle := visit(module, []))), [])
 
 
+def hidden_reads(root: Path, package: str) -> list[str]:
+    """Reads of an attribute `_ext_*` in another file than the one whose class has it, as 'reader -> attribute'.
+
+    No import shows that these files depend on each other.
+    """
+    found = []
+    for path in sorted((root / package).rglob("*.py")):
+        own, named = set(), set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                own |= {name for child in node.body for name in names_in_class(child)}
+            elif isinstance(node, ast.Attribute):
+                is_set = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+                (own if is_set else named).add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # of getattr, attrgetter
+                named.update(re.findall(r"^_ext_\w+", node.value))
+        found += [f"{module_name(path, root)} -> {name}" for name in sorted(named - own) if name.startswith("_ext_")]
+    return found
+
+
+def names_in_class(node: ast.stmt) -> list[str]:
+    """What a statement in the body of a class defines."""
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
 FOREIGN = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
 
@@ -178,6 +207,17 @@ def test_the_scan_sees_a_sideways_import_and_a_cycle(tmp_path):
     assert find_cycle(between_units({"toy.a.one": {"toy.b"}, "toy.b": {"toy.a.two"}})) == ["a", "b"]
 
 
+def test_parts_are_given_what_they_need_and_reach_for_nothing_on_the_trainer():
+    assert hidden_reads(ROOT, "hf_ext") == []
+
+
+def test_the_scan_sees_a_read_that_no_import_shows(tmp_path):
+    owner = "class T:\n    _ext_b = 1\n    def __init__(self):\n        self._ext_a = self._ext_b\n"
+    reader = "def f(t):\n    t._ext_a = 2\n    return getattr(t, '_ext_b')\n"
+    write_package(tmp_path, owner=owner, reader=reader)
+    assert hidden_reads(tmp_path, "toy") == ["toy.reader -> _ext_a", "toy.reader -> _ext_b"]
+
+
 def test_the_scan_sees_unsafe_code(tmp_path):
     for line, found in (
         ("import pickle", "pickle"),
@@ -203,6 +243,8 @@ def test_each_seam_of_trainer_is_overridden_in_one_place():
     assert sum(inspect.isroutine(getattr(Trainer, name, None)) for name in vars(FastTrainer)) > 10
 
 
-def test_types_are_ignored_in_few_places():
-    lines = [line for path in (ROOT / "hf_ext").rglob("*.py") for line in path.read_text().splitlines()]
-    assert sum("type: ignore" in line for line in lines) <= 30
+def test_types_are_ignored_or_left_open_in_few_places():
+    text = "\n".join(path.read_text() for path in (ROOT / "hf_ext").rglob("*.py"))
+    assert text.count("type: ignore") <= 30
+    assert len(re.findall(r"\btrainer: Any\b", text)) <= 1
+    assert len(re.findall(r": Any\b", text)) <= 550  # may only fall

@@ -28,7 +28,8 @@ from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, Tra
 
 from hf_ext.checkpoints.finished_model import write_model_manifest
 from hf_ext.errors import ArgumentError, TrainingStopped
-from hf_ext.hub import HubError, model_files, push, push_folder, pusher
+from hf_ext.hub import HubError, model_files, push, push_folder
+from hf_ext.saving import pusher
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -41,7 +41,7 @@ SHARE_BELOW_ONE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
 
 
-def check_ranges(arguments: Any, ranges: Mapping[str, Range]) -> None:
+def check_ranges(arguments: object, ranges: Mapping[str, Range]) -> None:
     """Refuses numbers outside of their ranges; of a list, each number. None, "not given", is always allowed.
 
     Raises:
@@ -110,26 +110,26 @@ def field_types(dataclass: Any, include_extras: bool = False) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(dataclass)}
 
 
-def ranges_in_types(dataclass: Any) -> dict[str, Range]:
+def ranges_in_types(dataclass: object) -> dict[str, Range]:
     """The ranges that fields have in their types: {"size": COUNT} of `size: Annotated[int, COUNT] | None`."""
     parts = [(name, part) for name, hint in field_types(dataclass, True).items() for part in (hint, *get_args(hint))]
     notes = [(name, note) for name, part in parts for note in getattr(part, "__metadata__", ())]
     return {name: note for name, note in notes if isinstance(note, Range)}
 
 
-def members(hint: Any) -> tuple[Any, ...]:
+def members(hint: object) -> tuple[Any, ...]:
     """The types of a union, or the one type."""
     is_one = isinstance(hint, type) or get_origin(hint) in (list, dict, Literal)
     return (hint,) if is_one else get_args(hint)
 
 
-def describe_type(hint: Any) -> str:
+def describe_type(hint: object) -> str:
     """A type in the words of messages: "int or None" for `int | None`."""
     names = [part.__name__ if part in (bool, int, float, str) else str(part) for part in members(hint)]
     return " or ".join(names).replace("<class 'NoneType'>", "None").replace("typing.", "")
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
+def _choices(hint: object) -> tuple[Any, ...]:
     """What `Literal[...]` lists, and None, if it is beside it; () of any other type, and where that is beside it."""
     parts = members(hint)
     if all(part is NoneType or get_origin(part) is Literal for part in parts) and set(parts) != {NoneType}:
@@ -137,7 +137,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):

@@ -84,7 +84,7 @@ class FastArgumentParser(HfArgumentParser):
         *,
         presets: Mapping[str, Mapping[str, object]] | None = None,
         defaults: Mapping[str, object] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         is_one = dataclasses.is_dataclass(dataclass_types)
         types: list[Any] = [dataclass_types] if is_one else [*(dataclass_types or ())]
@@ -124,7 +124,7 @@ class FastArgumentParser(HfArgumentParser):
             lines = [f"  {name}: {', '.join(f'{k}={v}' for k, v in one.items())}" for name, one in self.presets.items()]
             self.epilog = "\n".join([self.epilog or "", "presets (--preset NAME[+NAME], later ones win):", *lines])
 
-    def parse_args_into_dataclasses(self, args: list[str] | None = None, **unsupported: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def parse_args_into_dataclasses(self, args: list[str] | None = None, **unsupported: object) -> tuple[Any, ...]:  # type: ignore[override]
         """Parses and returns one instance per dataclass type, and a namespace if arguments were added by hand.
 
         Args:
@@ -231,7 +231,7 @@ class FastArgumentParser(HfArgumentParser):
         end = "" if message.endswith("?") else "."
         raise ArgumentError(f"Command line: {message}{end} Run with --help all for all flags.")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: object = None) -> tuple[Any, list[str]]:
         """As argparse, but words that are no flags are an error, with the nearest flag of each."""
         namespace, unknown = super().parse_known_args(args, namespace)
         flags = [option for action in self._actions for option in action.option_strings]
@@ -281,7 +281,7 @@ class FastArgumentParser(HfArgumentParser):
         page.add_text(epilog)
         return page.format_help()
 
-    def _parse_dataclass_field(self, parser: Any, field: dataclasses.Field) -> None:  # type: ignore[override]
+    def _parse_dataclass_field(self, parser: object, field: dataclasses.Field) -> None:  # type: ignore[override]
         if not self._groups:
             self._groups = {name: self.add_argument_group(name) for name in self._order} | {None: self}
         HfArgumentParser._parse_dataclass_field(self._groups[self._group_of[field.name]], field)
@@ -310,7 +310,7 @@ def parse_command(
     return parser, parsed
 
 
-def _word(value: Any, kinds: tuple[Any, ...]) -> str:
+def _word(value: object, kinds: tuple[Any, ...]) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return OF_YAML.get(text, text) if {bool, float} & {*kinds} else text
 
@@ -324,7 +324,7 @@ def _group(dtype: Any, name: str) -> str | None:
     return STOCK if owner.__module__.startswith("transformers.") else vars(owner).get("_argument_group_name")
 
 
-def _as_typed(value: Any) -> Any:
+def _as_typed(value: object) -> Any:
     """A default as somebody would type it: `all` for ["all"], `linear` for SchedulerType.LINEAR."""
     if isinstance(value, list | tuple):
         return " ".join(str(_as_typed(one)) for one in value) or "none given"

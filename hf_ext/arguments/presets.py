@@ -41,7 +41,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def preset_names(written: Any, presets: Mapping[str, Any] = PRESETS) -> list[str]:
+def preset_names(written: object, presets: Mapping[str, Any] = PRESETS) -> list[str]:
     """The names in "a+b"; none in "", "none" and what is no text.
 
     Raises:
@@ -57,6 +57,6 @@ def preset_names(written: Any, presets: Mapping[str, Any] = PRESETS) -> list[str
     return names
 
 
-def preset_values(written: Any) -> dict[str, Any]:
+def preset_values(written: object) -> dict[str, Any]:
     """Values of "a+b", those of the later name winning."""
     return {key: copy.deepcopy(value) for name in preset_names(written) for key, value in PRESETS[name].items()}

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..data.splits import draw_rows
 from ..evaluation._arrays import FloatArray
-from ..evaluation.class_metrics import find_shares
 from ..evaluation.kinds import metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
@@ -35,9 +34,9 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
     Returns:
         (rows, outputs), or (rows,) of one number; of residues a list of such, one per protein.
     """
-    truth = _join(labels) if kind.per_residue else np.asarray(labels, np.float64)
+    truth = kind.flatten(labels)
     truth = np.where(truth == UNKNOWN, np.nan, truth)
-    value = find_shares(truth, kind.num_outputs if kind.task.endswith("classification") else None)
+    value = metrics_of(kind).constant(truth)
     if isinstance(sizes, int):
         return np.broadcast_to(value, (sizes, *np.shape(value)))
     return [np.broadcast_to(value, (size, *np.shape(value))) for size in sizes]
@@ -68,10 +67,10 @@ class ColumnRidges:
 
 
 def make_linear(kind: LabelKind, *, standardize: bool = True) -> RidgeBaseline | ColumnRidges | LogisticBaseline:
-    """The linear model of a kind of label, for features of rows."""
-    if kind.is_numeric and kind.num_outputs == 1:
-        return RidgeBaseline(standardize=standardize)
-    return (ColumnRidges if kind.is_numeric else LogisticBaseline)(kind, standardize=standardize)
+    """Returns the linear model of a kind of label, for features of rows."""
+    if kind.linear_name == "logistic regression":
+        return LogisticBaseline(kind, standardize=standardize)
+    return ColumnRidges(kind, standardize=standardize) if kind.output_shape else RidgeBaseline(standardize=standardize)
 
 
 class NearestBaseline:
@@ -94,10 +93,7 @@ class NearestBaseline:
         truth = np.asarray(labels, np.float64)
         self._mean = np.asarray(features, np.float64).mean(axis=0)
         self._rows = self._directions(features)
-        if self.kind.task == "classification":
-            self._values, self._value_of = np.eye(self.kind.num_outputs), truth.astype(np.int64)
-        else:
-            self._values, self._value_of = truth.reshape(len(truth), -1), np.arange(len(truth))
+        self._values, self._value_of = self.kind.code(truth)
         self._constant = np.asarray(predict_constant(self.kind, labels, 1)).reshape(1, -1)
         metric, losses = metrics_of(self.kind).chooses, {}
         for num in NEIGHBOURS:
@@ -124,10 +120,9 @@ class NearestBaseline:
             values = self._values[self._value_of[np.argpartition(-cosines, num - 1, axis=1)[:, :num]]]
             known = np.isfinite(values)
             total, number = np.where(known, values, 0.0).sum(axis=1), known.sum(axis=1)
-            alone = number == 0 if self.kind.is_numeric else np.ones_like(number)
+            alone = np.maximum(number == 0, self.kind.prior_rows)
             found.append((total + alone * self._constant) / (number + alone))
-        joined = np.concatenate(found)
-        return joined[:, 0] if self.kind.is_one_number else joined
+        return self.kind.shape_outputs(np.concatenate(found))
 
 
 def predict_residues(
@@ -153,7 +148,7 @@ def predict_residues(
     """
     linear, given = make_linear(kind, standardize=standardize), []
     for sequences, labels in known:
-        truth = _join(labels)
+        truth = kind.flatten(labels)
         chosen = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
         chosen = chosen[draw_rows(len(chosen), 0, MAX_RESIDUES)]
         given += [encode(sequences, chosen), truth[chosen]]
@@ -177,7 +172,3 @@ def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None
     middles = np.flatnonzero(codes < LETTERS) - WINDOW // 2
     windows = sliding_window_view(codes, WINDOW)[middles if residues is None else middles[residues]]
     return np.eye(LETTERS + 1, LETTERS, dtype=np.uint8)[windows].reshape(len(windows), WINDOW * LETTERS)
-
-
-def _join(rows: Residues) -> FloatArray:
-    return np.concatenate([np.empty(0), *(np.asarray(row, np.float64) for row in rows)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from ..data.splits import draw_rows
 from ..embeddings.dataset import factorize, join_parts, take_rows
 from ..embeddings.encode import encode_finite
 from ..errors import ArgumentError, NotFiniteError
-from ..evaluation.verdict import CONSTANT, FREQUENCIES, LABEL_FREQUENCIES
 from ..labels import UNKNOWN, LabelKind
 from ..models.affinity import AffinityModel, in_float32
 from ..models.configuration import build_config
@@ -28,6 +27,9 @@ from ..training.embedding_cache import encode_sequences
 from .by_kind import NearestBaseline, make_linear, predict_constant
 from .partners import find_partner, predict_by_partner
 from .ridge import SequenceFeatures, predict_group_means
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 Encode = Callable[[str, Sequence[str]], torch.Tensor]
 
@@ -53,7 +55,7 @@ def embed_distinct(
     return table
 
 
-def encode_as_before(trainer: Any, rows: Any) -> Encode:
+def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
     """Embeds with the encoders as they were before training: frozen ones through the cache.
 
     Encoders compute with the kernels of the run; where it trained in half precision so do they, as far as rounding
@@ -109,7 +111,7 @@ class _Rows:
     @classmethod
     def read(cls, splits: list[Any], columns: list[str], of_rows: int, kind: LabelKind) -> _Rows:
         sequences = [[*zip(*read_columns(split, columns))] for split in splits]
-        partner = find_partner(sequences[0]) if kind.is_one_number else None
+        partner = find_partner(sequences[0]) if "partners" in kind.baselines else None
         return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows, partner)
 
     @property
@@ -138,7 +140,7 @@ class Baselines:
         self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
 
 
-def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None) -> Baselines:
+def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The training mean; the mean by `group_column`; ridge on residues by position or on 3-mers of all sequence columns;
@@ -160,11 +162,9 @@ def fit_baselines(trainer: Any, splits: Any, name: str, group_column: str | None
     """
     train, asked, seed = splits["train"], splits[name], trainer.args.seed
     kind, labels, baselines = trainer.model.config.kind, known_labels(train), Baselines()
-    facts: dict[str, Any] = {"num_rows": len(train)}
-    if kind.is_one_number:
-        facts["mean"] = float(labels.mean())
-    baselines.add(constant_name(kind), predict_constant(kind, labels, len(asked)), kind="constant", **facts)
-    if group_column and kind.is_one_number:
+    facts = {"num_rows": len(train), **kind.constant_facts(labels)}
+    baselines.add(kind.constant_name, predict_constant(kind, labels, len(asked)), kind="constant", **facts)
+    if group_column and "groups" in kind.baselines:
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
         baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
     known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
@@ -180,16 +180,6 @@ def known_labels(rows: Any) -> FloatArray:
     return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
 
 
-def constant_name(kind: LabelKind) -> str:
-    """Of the baseline that predicts the same for all rows."""
-    return CONSTANT if kind.is_numeric else LABEL_FREQUENCIES if kind.task == "multilabel" else FREQUENCIES
-
-
-def linear_name(kind: LabelKind) -> str:
-    """Of a linear model, in names of baselines."""
-    return "ridge" if kind.is_numeric else "logistic regression"
-
-
 def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
     """At most `num_rows` of a map-style split, drawn by `seed`, in their order; None: as many as a ridge sees."""
     chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
@@ -201,7 +191,7 @@ def columns_of(collator: SequenceCollator) -> list[str]:
     return [column for parts in collator.columns.values() for column in parts]
 
 
-def pooled_features(trainer: Any, dataset: Any, encode: Encode | None = None) -> np.ndarray:
+def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = None) -> np.ndarray:
     """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 
     Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
@@ -236,8 +226,8 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
     pooled: Any = features.predict(linear, rows.sequences[2])
     read = {"num_features": features.num_features, "of_features": features.num_counts}
     facts = {**rows.facts, **linear.summary(), **read}
-    baselines.add(f"{features.name} {linear_name(kind)}", pooled, **facts)
-    if not kind.is_one_number:
+    baselines.add(f"{features.name} {kind.linear_name}", pooled, **facts)
+    if "nearest" in kind.baselines:
         nearest = NearestBaseline(kind).fit(train, rows.labels[0], validation, rows.labels[1])
         predicted = features.predict(nearest, rows.sequences[2])
         baselines.add(f"nearest {features.name}", predicted, **{**rows.facts, **nearest.summary()})
@@ -249,10 +239,11 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
             baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, standardize=False)
 
 
-def _add_embedding_ridges(baselines: Baselines, trainer: Any, rows: _Rows) -> None:
+def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Rows) -> None:
     """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
-    model, encode = trainer.model, trainer.encode_distinct
-    kind, name = model.config.kind, f"{linear_name(model.config.kind)} on embeddings"
+    model = trainer.model
+    encode: Encode = trainer.encode_distinct
+    kind, name = model.config.kind, f"{model.config.kind.linear_name} on embeddings"
     if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)

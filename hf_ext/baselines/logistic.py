@@ -15,14 +15,14 @@ from ..evaluation._arrays import FloatArray
 from ..evaluation.class_metrics import find_shares
 from ..evaluation.kinds import rows_for
 from ..labels import UNKNOWN, LabelKind
-from ..labels.outputs import to_predictions
 from .ridge import chunks, principal_axes
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
 MAX_VALUES = 40_000_000  # of rows times features that a baseline is fitted on
 MAX_WORK = 4_000_000_000  # rows times axes times outputs: about 0.5 s of each step on one core
 MIN_AXES = 64
-MIN_STEPS, MAX_STEPS = 10, 100  # of L-BFGS, for a penalty
+MIN_STEPS = 10  # of L-BFGS, for a penalty
+MAX_STEPS = 100
 MAX_OPERATIONS = 1e12  # of these steps
 PRIOR = 0.5  # of a row with mean features: so often each class, or 0 and 1, counts as seen beside what was
 TOLERANCE = 1e-6  # of the loss: a step that gains less is the last
@@ -61,8 +61,10 @@ def fit_logistic(
 
     mean, axes, variances = principal_axes(features, standardize)
     most = max(MIN_AXES, MAX_WORK // (len(labels) * num_outputs))
-    axes, variances = axes[:, -most:], variances[-most:]
-    narrow, is_set = np.pad(axes, ((0, 0), (0, 1))).astype(np.float32), labels.ndim == 2
+    axes = axes[:, -most:]
+    variances = variances[-most:]
+    narrow = np.pad(axes, ((0, 0), (0, 1))).astype(np.float32)
+    is_set = labels.ndim == 2
     prior = np.repeat([[0.0], [1.0]], num_outputs, axis=1) if is_set else np.arange(num_outputs)
     parts = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
     inputs = torch.from_numpy(np.concatenate([*parts, np.zeros((len(prior), narrow.shape[1]), np.float32)]))
@@ -139,18 +141,21 @@ class LogisticBaseline:
             DataError: a feature is not finite, or shapes do not fit.
         """
         rows = draw_rows(len(features), 0, MAX_VALUES // features.shape[1])
-        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], self.kind.num_outputs
-        self.num_rows, self.validation_log_loss = len(rows), math.inf
+        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], len(self.kind.names)
+        self.num_rows = len(rows)
+        self.validation_log_loss = math.inf
         for penalty, fitted in zip(self.penalties, fit_logistic(*given, self.penalties, standardize=self.standardize)):
             predicted = self._predict(validation_features, *fitted)
             loss = rows_for(self.kind, predicted, validation_labels).value("log_loss").value
             if not loss < self.validation_log_loss:
                 break
-            self.fitted, self.penalty, self.validation_log_loss = fitted, penalty, loss
+            self.fitted = fitted
+            self.penalty = penalty
+            self.validation_log_loss = loss
         return self
 
     def predict(self, features: Any) -> NDArray[np.float32]:
-        """Probabilities, (n, outputs) float32; after `fit`.
+        """Predicts probabilities, (n, outputs) float32; after `fit`.
 
         Raises:
             DataError: a value is not finite.
@@ -158,10 +163,10 @@ class LogisticBaseline:
         return self._predict(features, *self.fitted)
 
     def summary(self) -> dict[str, Any]:
-        """What was fitted, JSON-able; after `fit`."""
+        """Returns what was fitted, JSON-able; after `fit`."""
         chosen = {"penalty": self.penalty, "validation_log_loss": self.validation_log_loss}
         return {"kind": "logistic", "num_features": len(self.fitted[0]), "num_rows": self.num_rows, **chosen}
 
     def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
         logits = [(chunk @ weights + intercepts).astype(np.float32) for _, chunk in chunks(np.asanyarray(features))]
-        return to_predictions(self.kind, np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))
+        return self.kind.to_predictions(np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.columns import read_columns
 from ..data.splits import draw_rows
 from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
-from .fitted import Baselines, constant_name, linear_name, sample_rows
+from .fitted import Baselines, fit_baselines, sample_rows
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 
-def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
+def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None = None) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 
     The frequencies of classes, or the mean; a linear model of the 15 residues around each; a linear model of the
@@ -32,9 +35,9 @@ def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
     known = [_read(rows, columns, collator.longest) for rows in fitted]
     (asked, _), baselines = _read(splits[name], columns, collator.longest), Baselines()
     constant = predict_constant(kind, known[0][1], [*map(len, asked)])
-    baselines.add(constant_name(kind), constant, kind="constant", num_rows=len(fitted[0]))
+    baselines.add(kind.constant_name, constant, kind="constant", num_rows=len(fitted[0]))
     found, facts = predict_residues(kind, known, window_features, asked, standardize=False)
-    baselines.add(f"{linear_name(kind)} on {WINDOW} residues", found, **facts, window=WINDOW)
+    baselines.add(f"{kind.linear_name} on {WINDOW} residues", found, **facts, window=WINDOW)
     if trainer.model.frozen_inputs:
 
         def encode(sequences: Sequence[str], residues: Any) -> np.ndarray:
@@ -43,7 +46,7 @@ def fit_residue_baselines(trainer: Any, splits: Any, name: str) -> Baselines:
 
         drawn = [_draw_proteins(*split, seed) for split in known]
         found, facts = predict_residues(kind, drawn, encode, asked, standardize=True)
-        baselines.add(f"{linear_name(kind)} on embeddings", found, **facts)
+        baselines.add(f"{kind.linear_name} on embeddings", found, **facts)
     return baselines
 
 
@@ -58,3 +61,6 @@ def _draw_proteins(sequences: list[str], labels: list[np.ndarray], seed: int) ->
     share = min(1.0, MAX_RESIDUES / sum(map(len, sequences)))
     chosen = draw_rows(len(sequences), seed, max(1, int(share * len(sequences))))
     return [sequences[i] for i in chosen], [labels[i] for i in chosen]
+
+
+FITTERS = {"rows": fit_baselines, "residues": fit_residue_baselines}  # by `LabelKind.counted`

@@ -77,7 +77,7 @@ class RidgeBaseline:
         self.standardize = standardize
 
     def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
-        """Fit every penalty of the grid at once and keep the one with the smallest validation RMSE.
+        """Fits every penalty of the grid at once and keeps the one with the smallest validation RMSE.
 
         Args:
             features: (n, d) array or memory map, any float dtype.
@@ -87,7 +87,8 @@ class RidgeBaseline:
         Raises:
             DataError: numbers of rows do not fit, there are none, or a value is not finite (named by row and column).
         """
-        train, held_out = np.asanyarray(features), np.asanyarray(validation_features)
+        train = np.asanyarray(features)
+        held_out = np.asanyarray(validation_features)
         labels = _finite_targets(targets, "targets", train)
         held_out_labels = _finite_targets(validation_targets, "validation_targets", held_out)
         weights, intercepts = solve_ridges(train, labels, self.lambdas, standardize=self.standardize)
@@ -97,8 +98,10 @@ class RidgeBaseline:
             errors += np.einsum("nl,nl->l", residual, residual)
         rmse = np.sqrt(errors / len(held_out_labels))
         best = len(rmse) - 1 - int(np.argmin(rmse[::-1]))  # of equals the strongest penalty
-        self.best_lambda, self.validation_rmse = float(self.lambdas[best]), float(rmse[best])
-        self.weights, self.intercept = weights[:, best], float(intercepts[best])
+        self.best_lambda = float(self.lambdas[best])
+        self.validation_rmse = float(rmse[best])
+        self.weights = weights[:, best]
+        self.intercept = float(intercepts[best])
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -117,7 +120,7 @@ class RidgeBaseline:
 
 
 def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatArray]:
-    """Mean and inverse spread of each feature; one that does not vary gets 0 and so no weight.
+    """Computes mean and inverse standard deviation of each feature; one that does not vary gets 0 and so no weight.
 
     Two passes: the mean first, then the spread around it, which is exact also where the mean is large.
     """
@@ -140,7 +143,7 @@ def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatAr
 def solve_ridges(
     features: Any, labels: FloatArray, lambdas: FloatArray, *, standardize: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Ridge regressions of several penalties, by one eigendecomposition, of size min(n, d).
+    """Solves ridge regressions of several penalties by one eigendecomposition, of size min(n, d).
 
     Args:
         features, standardize: as in `RidgeBaseline`.
@@ -151,7 +154,8 @@ def solve_ridges(
         Weights (d, l) or (d, l, k), for raw features, and intercepts (l,) or (l, k).
     """
     mean, axes, variances = principal_axes(features, standardize)
-    level, moment = labels.mean(0), np.zeros((len(mean), *labels.shape[1:]))
+    level = labels.mean(0)
+    moment = np.zeros((len(mean), *labels.shape[1:]))
     for rows, chunk in chunks(features):
         moment += (chunk - mean).T @ (labels[rows] - level)
     projected = axes.T @ (moment / len(labels))
@@ -161,7 +165,7 @@ def solve_ridges(
 
 
 def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Principal axes of the scaled features, by one eigendecomposition of size min(n, d).
+    """Computes principal axes of the scaled features by one eigendecomposition of size min(n, d).
 
     Args:
         features, standardize: as in `RidgeBaseline`.
@@ -259,7 +263,7 @@ class SequenceFeatures:
         return np.concatenate([_select(columns[i], column) for i, column in self._columns.items()], axis=1)
 
     def predict(self, model: Any, columns: Columns) -> Any:
-        """What `model.predict` says of the features of rows, which are made for `PREDICTED_ROWS` at a time."""
+        """Predicts by `model` from features of rows, which are made for `PREDICTED_ROWS` at a time."""
         starts = range(0, max(1, len(columns[0])), PREDICTED_ROWS)
         parts = ([column[start : start + PREDICTED_ROWS] for column in columns] for start in starts)
         return np.concatenate([model.predict(self.transform(part)) for part in parts])
@@ -274,10 +278,11 @@ def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
 
 
 def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
-    """Variance of every count over the rows, (codes,); exactly 0 where it is the same in all rows."""
+    """Computes the variance of every count over the rows, (codes,); exactly 0 where it is the same in all rows."""
     distinct, index = _distinct(sequences)
     weights = np.bincount(index).astype(np.float64)
-    total, squares = 0.0, 0.0
+    total = 0.0
+    squares = 0.0
     for place, counts in _count(distinct, length):
         total = total + counts.T @ weights[place]
         squares = squares + counts.multiply(counts).T @ weights[place]
@@ -287,7 +292,7 @@ def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
 
 
 def _distinct(sequences: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Distinct sequences in order of appearance, and which of them each row holds."""
+    """Returns distinct sequences in order of appearance, and which of them each row holds."""
     position: dict[str, int] = {}
     index = np.fromiter((position.setdefault(one, len(position)) for one in sequences), np.int64, len(sequences))
     return list(position), index
@@ -308,9 +313,12 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
         owner = np.repeat(np.arange(len(chunk)), lengths)
         position = np.arange(len(letters)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         if length is not None:
-            num_codes, codes, chosen = length * LETTERS, position * LETTERS + letters, position < length
+            num_codes = length * LETTERS
+            codes = position * LETTERS + letters
+            chosen = position < length
         else:
-            num_codes, chosen = LETTERS**K, position <= lengths[owner] - K
+            num_codes = LETTERS**K
+            chosen = position <= lengths[owner] - K
             codes = sum(np.roll(letters, -i) * LETTERS ** (K - 1 - i) for i in range(K))
         ones = np.ones(np.count_nonzero(chosen))
         counts = csr_matrix((ones, (owner[chosen], codes[chosen])), shape=(len(chunk), num_codes))

@@ -13,9 +13,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import TrainingArguments
 
 from ..arguments.training_fields import training_names
 from ..data.fingerprint import compare_fingerprints, fingerprint
@@ -59,39 +61,61 @@ logger = logging.getLogger(__name__)
 # --- the facts of a run ----------------------------------------------------------------------------------------------
 
 
-def describe_run(trainer: Any) -> dict[str, Any]:
+class Described(Protocol):
+    """What of a trainer makes the run what it is."""
+
+    train_dataset: Any
+    data_collator: Any
+
+    @property
+    def args(self) -> TrainingArguments:
+        """Returns those of now."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Returns the model that trains."""
+
+    @property
+    def compute_metrics(self) -> object:
+        """Returns what scores evaluations, a `RowMetrics` perhaps."""
+
+
+def describe_run(
+    run: Described, held_out: Mapping[str, Any], written_by: str, speedups: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """The facts of a run, for the manifest of its checkpoints and for `compare_runs`.
 
     Call it at the same point of every run: after the plan was applied, before training begins.
 
     Args:
-        trainer: a `FastTrainer`.
+        held_out: evaluation sets by their prefix, and "test".
+        written_by: what writes weights and states into checkpoints.
+        speedups: settings that count of those that were applied, see `Plan.compared`.
 
     Returns:
         JSON-able, and equal to what JSON makes of it: world_size, devices_per_process, written_by, arguments, data,
-        held_out (evaluation sets by their prefix, and "test"), model, collator, speedups.
+        held_out, model, collator, speedups.
 
     Cost: that of `fingerprint`, some seconds per GB of a table.
     """
-    args, best, compute = trainer.args, trainer.args.metric_for_best_model, trainer.compute_metrics
+    args, best, compute = run.args, run.args.metric_for_best_model, run.compute_metrics
     if best and isinstance(compute, RowMetrics):
         best = compute.spell_out(best)  # with the threshold or the groups that decide its value
-    held_out = {**trainer._ext_eval_sets, "test": trainer.test_dataset}
     facts = {
         "world_size": args.world_size,
         "devices_per_process": max(1, args.n_gpu),
-        "written_by": trainer._ext_backend.written_by,
+        "written_by": written_by,
         "arguments": {**_compared_arguments(args), "metric_for_best_model": best},
-        "data": fingerprint(trainer.train_dataset),
+        "data": fingerprint(run.train_dataset),
         "held_out": {name: fingerprint(rows) for name, rows in held_out.items() if rows is not None},
-        "model": _describe_model(trainer.model),
-        "collator": _describe_collator(trainer.data_collator),
-        "speedups": trainer.plan.compared(),
+        "model": _describe_model(run.model),
+        "collator": _describe_collator(run.data_collator),
+        "speedups": speedups,
     }
     return _as_json(facts)
 
 
-def _compared_arguments(args: Any) -> dict[str, Any]:
+def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Returns their values by name; those of `accelerator_config` by `accelerator_config.NAME`."""
     names = {spec.name for spec in dataclasses.fields(args)} | training_names()
     values = {name: getattr(args, name) for name in sorted(names) if not name.endswith(SECRETS)}
@@ -104,7 +128,7 @@ def _as_json(facts: Any) -> Any:
     return json.loads(json.dumps(facts, default=_to_json, skipkeys=True))
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, set | frozenset):
@@ -114,7 +138,7 @@ def _to_json(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def _describe_model(model: Any) -> dict[str, Any]:
+def _describe_model(model: nn.Module) -> dict[str, Any]:
     inner = unwrap_peft(model)
     config: Any = getattr(inner, "config", None)
     adapters = getattr(model, "peft_config", None) or {}
@@ -131,7 +155,7 @@ def _describe_model(model: Any) -> dict[str, Any]:
     }
 
 
-def _class_of(model: Any) -> str:
+def _class_of(model: nn.Module) -> str:
     """Before FSDP2 put a class of its own in front."""
     return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
 
@@ -150,7 +174,7 @@ def _identity(spec: Any) -> str:
     return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{spec.revision}"
 
 
-def _describe_collator(collator: Any) -> dict[str, Any]:
+def _describe_collator(collator: object) -> dict[str, Any]:
     """Class and settings: plain public attributes, the columns, and what its tokenizers make of residues."""
     facts: dict[str, Any] = {"class": getattr(collator, "__qualname__", type(collator).__qualname__)}
     for name, value in getattr(collator, "__dict__", {}).items():
@@ -318,7 +342,7 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
     return "rows", num_batches * arguments["per_device_train_batch_size"] * facts["devices_per_process"]
 
 
-def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, place: str) -> Iterator[tuple[str, Any]]:
     """(dotted place, value) of everything in nested mappings and in lists of mappings."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
@@ -330,10 +354,10 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
-def _line(name: str, one: Any, other: Any) -> str:
+def _line(name: str, one: object, other: object) -> str:
     return f"{name}: {_short(one)} in the checkpoint, {_short(other)} now"
 
 
-def _short(value: Any, limit: int = 120) -> str:
+def _short(value: object, limit: int = 120) -> str:
     text = str(value) or "''"
     return text if len(text) <= limit else f"{text[:limit]}..."

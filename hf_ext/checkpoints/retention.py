@@ -9,29 +9,21 @@ GB is 10**9 bytes, as disks and quotas are sold.
 
 from __future__ import annotations
 
-import errno
-import logging
 import math
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Protocol
+
+from torch import nn
+from transformers import TrainingArguments
 
 from ..errors import ArgumentError
-from ..files import free_bytes, used_bytes
 from ..memory.stored import optimizer_bytes
-from .store import STAGING, CheckpointStore
-from .weights import export_bytes, weights_bytes
+from .weights import weights_bytes
 
 GB = 10**9
 SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
 TENSOR_BYTES = 512  # torch.save's description of one tensor
-# As Trainer, accelerate (FSDP) and DeepSpeed call them.
-OPTIMIZER_FILES = re.compile(r"optimizer(\.pt|\.bin|_0/.*)|global_step\d+/.*")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +43,14 @@ class Sizes:
     @property
     def full_bytes(self) -> int:
         return self.weights + self.optimizer + self.other
+
+
+class KeepingArguments(Protocol):
+    """Training arguments, of which a policy is read."""
+
+    save_total_limit: int | None
+    save_total_size_gb: float | None
+    metric_for_best_model: str | None
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[st
     return needs
 
 
-# --- carrying it out ------------------------------------------------------------------------------------------------
+# --- of a run -------------------------------------------------------------------------------------------------------
 
 
-def read_policy(args: Any) -> Policy:
+def read_policy(args: KeepingArguments) -> Policy:
     """What the arguments ask to keep."""
     gb = args.save_total_size_gb
     return Policy(
@@ -186,7 +186,7 @@ def read_policy(args: Any) -> Policy:
     )
 
 
-def bound_sizes(model: Any, args: Any, small_bytes: int, is_muon: bool) -> Sizes:
+def bound_sizes(model: nn.Module, args: TrainingArguments, small_bytes: int, is_muon: bool) -> Sizes:
     """Upper bounds of what a checkpoint of one process takes; of a model on the meta device, too.
 
     Args:
@@ -199,109 +199,3 @@ def bound_sizes(model: Any, args: Any, small_bytes: int, is_muon: bool) -> Sizes
     optimizer = optimizer_bytes(model, str(args.optim), is_muon)[0]
     optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
     return Sizes(weights, optimizer, small_bytes)
-
-
-class Retention:
-    """Keeps the output folder within `save_total_size_gb`, at the moment of writing too, and rotates checkpoints.
-
-    For the main process; any process may ask for sizes and for the best checkpoint.
-
-    Args:
-        trainer: the `FastTrainer`.
-
-    Attributes:
-        full_bytes: upper bound of what one checkpoint takes; None before `check`.
-        best_saved: step of the best checkpoint that was saved.
-    """
-
-    def __init__(self, trainer: Any, store: CheckpointStore):
-        self._trainer, self._store = trainer, store
-        self.full_bytes: int | None = None
-        self.best_saved: int | None = None
-
-    def sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes."""
-        trainer, args, model = self._trainer, self._trainer.args, self._trainer.model
-        small_bytes = SMALL_FILES_BYTES + trainer._ext_parts.early_stopping.num_bytes()
-        of_library = trainer._ext_backend.checkpoint_sizes(model, small_bytes)
-        if of_library is not None:
-            return of_library
-        return bound_sizes(model, args, small_bytes, trainer.plan.applied("muon"))
-
-    def check(self) -> None:
-        """When training begins: how large checkpoints will be. Refuses a budget that cannot hold what will be written.
-
-        Raises:
-            ArgumentError: see `check_budget`.
-        """
-        sizes, policy = self.sizes(), read_policy(self._trainer.args)
-        self.full_bytes = sizes.full_bytes
-        if policy.budget_bytes is not None:
-            check_budget(sizes, policy, self.other_bytes())
-
-    def best_step(self) -> int | None:
-        """Step of the best checkpoint there is: where the best step itself was not saved, that of the best before."""
-        known = (self._trainer.state.best_global_step, self.best_saved)
-        return next((step for step in known if self._store.locate(step)), None)
-
-    def make_room(self) -> None:
-        """Deletes, before anything is written, what budget or disk cannot hold beside the checkpoint of this step.
-
-        Raises:
-            OSError: the budget has no room for it, whatever is deleted.
-        """
-        full_bytes, entries, policy = self.full_bytes or 0, self._entries(), read_policy(self._trainer.args)
-        # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
-        like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
-        new_bytes = max(full_bytes, like_newest)
-        if policy.budget_bytes is not None:
-            planned_bytes = self.other_bytes() + sum(entry.num_bytes for entry in entries) + new_bytes
-            if not self._free(entries, planned_bytes - policy.budget_bytes):
-                logger.error("save_total_size_gb=%g has no room for it.", policy.budget_bytes / GB)
-                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        free = free_bytes(self._store.folder)
-        if free < full_bytes:
-            self._free(self._entries(), new_bytes - free)
-
-    def _free(self, entries: Sequence[Entry], excess_bytes: int) -> bool:
-        """Whether so many bytes could be freed; where they cannot, nothing is."""
-        state = self._trainer.state
-        is_new_best = state.best_global_step == state.global_step
-        policy = read_policy(self._trainer.args)
-        steps = steps_for_room(entries, excess_bytes, self.best_step(), policy, is_new_best)
-        return steps is not None and all(self._store.delete(step) for step in steps)
-
-    def rotate(self) -> None:
-        """Deletes what is not to be kept, now that the newest checkpoint is in place."""
-        best = self.best_step()
-        for step in steps_beyond_limit(self._entries(), best, read_policy(self._trainer.args)):
-            self._store.delete(step)
-        self.best_saved = best
-
-    def _entries(self) -> list[Entry]:
-        return [
-            Entry(
-                stored.step,
-                stored.num_bytes,
-                is_pinned=self._store.is_pinned(stored.step),
-                is_resumable=any(map(OPTIMIZER_FILES.fullmatch, stored.manifest.files)),
-            )
-            for stored in self._store.checkpoints()
-        ]
-
-    def other_bytes(self) -> int:
-        """What the output folder holds beside checkpoints, with the model that is saved into it at the end.
-
-        Less what pinned checkpoints take, which come on top of the budget.
-        """
-        folder, own = Path(self._trainer.args.output_dir).absolute(), self._store.checkpoints()
-        if folder == self._store.folder:
-            kept = sum(stored.num_bytes for stored in own)
-        else:  # copies of the local ones, made and deleted in the background
-            copies = [*folder.glob("checkpoint-*"), *folder.glob(".*-checkpoint-*"), folder / STAGING]
-            kept = sum(used_bytes(path) for path in copies)
-        beside = used_bytes(folder) - kept + SMALL_FILES_BYTES // 2
-        # Rounded up: a log that grows by a block must not make the budget that a refusal named too small.
-        rounded = -(-beside // SMALL_FILES_BYTES) * SMALL_FILES_BYTES
-        pinned = sum(stored.num_bytes for stored in own if self._store.is_pinned(stored.step))
-        return rounded + export_bytes(self._trainer.model) - pinned

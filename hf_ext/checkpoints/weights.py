@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from ..errors import CheckpointError
 from ..models.affinity import AffinityModel
 from ..models.configuration import AffinityConfig
+from ..models.lora import unwrap_peft
 from .manifest import read_json
 
 TRAINABLE, FROZEN = "trainable.safetensors", "frozen.json"
@@ -48,7 +49,7 @@ _ROUNDED = (torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 # --- which entries --------------------------------------------------------------------------------------------------
 
 
-def stores_part(model: Any) -> bool:
+def stores_part(model: nn.Module) -> bool:
     """Whether only what trains is stored: there is a base to take the rest from, and the rest is most of the model."""
     if not isinstance(model, PreTrainedModel) or (isinstance(model, AffinityModel) and not model.config.save_full):
         return False
@@ -59,21 +60,21 @@ def stores_part(model: Any) -> bool:
     return 0 < sum(parameter.nbytes for parameter in parameters) <= 2 * frozen
 
 
-def read_base(model: Any) -> dict[str, Any]:
+def read_base(model: nn.Module) -> dict[str, Any]:
     """Where frozen weights came from: Hub id or folder ("" for a model made from its configuration) and commit."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = unwrap_peft(model)
     revision = getattr(getattr(base, "config", None), "_commit_hash", None)
     return {"name_or_path": str(getattr(base, "name_or_path", "") or ""), "revision": revision}
 
 
-def frozen_entries(model: Any) -> dict[str, torch.Tensor]:
+def frozen_entries(model: nn.Module) -> dict[str, torch.Tensor]:
     """Entries of the state dict that never train, by name; layers in 8 or 4 bits by what they were made from."""
     state = model.state_dict(keep_vars=True)
     never_train = {name: p for name, p in state.items() if isinstance(p, nn.Parameter) and not p.requires_grad}
     return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
 
 
-def stored_entries(model: Any) -> dict[str, torch.Tensor]:
+def stored_entries(model: nn.Module) -> dict[str, torch.Tensor]:
     """The others: what `trainable.safetensors` holds."""
     frozen = frozen_entries(model)
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in frozen}
@@ -82,7 +83,9 @@ def stored_entries(model: Any) -> dict[str, torch.Tensor]:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+def save_weights(
+    model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
+) -> None:
     """Writes all weights and the configuration of a `PreTrainedModel` or `PeftModel`, as for a model folder.
 
     Args:
@@ -97,7 +100,9 @@ def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = N
         model.save_pretrained(str(folder), state_dict=state_dict, save_original_format=False)
 
 
-def save_checkpoint_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+def save_checkpoint_weights(
+    model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
+) -> None:
     """The same for a checkpoint: without what is frozen, of which it holds the hash; see this module's table.
 
     Cost: what is stored is written once; the first time also hashes what a checkpoint leaves out, 1 s per GB and core.
@@ -118,7 +123,7 @@ def save_checkpoint_weights(model: Any, folder: Path, state_dict: dict[str, Any]
     (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, Any] | None) -> None:
+def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
     """Weights that the user let train beside the adapters: PEFT leaves them out of its files, and reads them there.
 
     Under their own names, as PEFT itself adds embeddings.
@@ -181,7 +186,7 @@ def _digest(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def _check_frozen(model: Any, folder: Path) -> None:
+def _check_frozen(model: nn.Module, folder: Path) -> None:
     """Refuses frozen weights that are not those that the checkpoint was trained on."""
     saved, now = read_json(folder / FROZEN), _digest_frozen(model)
     before = saved["tensors"]  # which the manifest vouches for
@@ -199,7 +204,7 @@ def _check_frozen(model: Any, folder: Path) -> None:
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
-def load_weights(model: Any, folder: Path) -> bool:
+def load_weights(model: nn.Module, folder: Path) -> bool:
     """Loads the weights of a checkpoint, also of stock Trainer; False, and nothing done, where they lie elsewhere.
 
     What stock Trainer would go on without is refused, and it could not read what trains of a model that is mostly
@@ -223,7 +228,7 @@ def load_weights(model: Any, folder: Path) -> bool:
     return is_loaded
 
 
-def _load(model: Any, folder: Path) -> bool:
+def _load(model: nn.Module, folder: Path) -> bool:
     if (folder / TRAINABLE).is_file():
         outcome = model.load_state_dict(_read_tensors(folder / TRAINABLE), strict=False)
         _check_loaded(model, folder, outcome, stored_entries(model))
@@ -244,7 +249,7 @@ def _load(model: Any, folder: Path) -> bool:
     return True
 
 
-def _check_loaded(model: Any, folder: Path, outcome: Any, required: Any) -> None:
+def _check_loaded(model: nn.Module, folder: Path, outcome: object, required: Collection[str]) -> None:
     """Refuses what `load_state_dict` took in part: `required` are names that must have been there."""
     missing, unexpected = getattr(outcome, "missing_keys", ()), getattr(outcome, "unexpected_keys", ())
     state = model.state_dict(keep_vars=True)
@@ -283,7 +288,7 @@ def name_some(names: list[str]) -> str:
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 
-def weights_bytes(model: Any) -> int:
+def weights_bytes(model: nn.Module) -> int:
     """Upper bound of the bytes of weights in a checkpoint. Cost: none; nothing is hashed."""
     is_part = isinstance(model, PeftModel) or stores_part(model)
     left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()  # weights that are stored by reference
@@ -294,7 +299,7 @@ def weights_bytes(model: Any) -> int:
     return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
 
 
-def export_bytes(model: Any) -> int:
+def export_bytes(model: nn.Module) -> int:
     """Upper bound of the bytes of what `Trainer.save_model` writes: frozen weights too, but for adapters."""
     if isinstance(model, PeftModel) or not stores_part(model):
         return weights_bytes(model)

@@ -81,7 +81,8 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
         from .fine_tuning import compare_trainings, format_trainings  # here: models are imported for these alone
 
         return _write(args, shared, compare_trainings(args, shared), format_trainings)
-    sides, run_one = make_sides(args, shared), partial(run_side, args, shared)
+    sides = make_sides(args, shared)
+    run_one = partial(run_side, args, shared)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs = run_all(sides, args.rounds, run_one, ablations)
     return _write(args, shared, {"rounds": args.rounds, **analyze(args, runs)}, format_comparison)
@@ -106,7 +107,7 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
 
 
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
-    """Numbers per side, ratios per baseline, criteria, and what each speed-up brings, from runs that are there."""
+    """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings."""
     by_side: dict[str, list[SideRun]] = {}
     for run in runs:
         by_side.setdefault(run.side.name, []).append(run)
@@ -120,10 +121,12 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
     pairs: dict[str, dict[str, Any]] = {}
     for name in baselines:
-        own, others = good[optimized], good[name]
+        own = good[optimized]
+        others = good[name]
+        loss = compare_values([final_loss(run) for run in own], [final_loss(run) for run in others])
         worse, better = (others, own) if args.greater_is_better else (own, others)
-        loss = compare_values(*([final_loss(run) for run in side] for side in (own, others)))
-        drop = compare_values(*([find_metric(run, args.metric) for run in side] for side in (worse, better)))
+        scores = [find_metric(run, args.metric) for run in worse]
+        drop = compare_values(scores, [find_metric(run, args.metric) for run in better])
         pairs[name] = {
             "ratio": asdict(paired_ratio(rates[optimized], rates[name])),
             "loss": loss and asdict(loss),
@@ -152,12 +155,16 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
 
 
 def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -> dict[str, Any]:
-    """`ratio`: with against without this speed-up."""
+    """Makes a row of the ablation; `ratio`: with against without this speed-up."""
     row: dict[str, Any] = {"speedup": side.speedup, "ratio": None}
     if error is not None:
         return {**row, "verdict": f"failed: {error.splitlines()[-1]}"}
     ratio = paired_ratio(optimized, without)
-    verdict = "pays here" if ratio.low > 1 else "does not pay here" if ratio.value <= 1 else "not shown to pay here"
+    verdict = "not shown to pay here"
+    if ratio.low > 1:
+        verdict = "pays here"
+    elif ratio.value <= 1:
+        verdict = "does not pay here"
     return {**row, "ratio": asdict(ratio), "verdict": verdict}
 
 
@@ -177,18 +184,25 @@ def check_criteria(
     found = []
     for name, pair in pairs.items():
         if (least := args.min_speedup) is not None:
-            value, low, high = (pair["ratio"][end] for end in ("value", "low", "high"))
-            verdict = "PASS" if low >= least else "FAIL" if high < least else NOISY
+            value = pair["ratio"]["value"]
+            low = pair["ratio"]["low"]
+            high = pair["ratio"]["high"]
+            verdict = NOISY
+            if low >= least:
+                verdict = "PASS"
+            elif high < least:
+                verdict = "FAIL"
             line = f"{verdict}  speed against {name} at least {least:g}x: {value:.4g} [{low:.4g}, {high:.4g}]"
             found.append({"verdict": verdict, "line": line})
-        loss, drop = (pair[what] and pair[what]["value"] for what in ("loss", "metric_drop"))
+        loss = pair["loss"] and pair["loss"]["value"]
+        drop = pair["metric_drop"] and pair["metric_drop"]["value"]
         found += _check_most(args.max_loss_delta, loss, f"final training loss above that of {name} by at most", "")
         found += _check_most(args.max_metric_drop, drop, f"{args.metric} worse than that of {name} by at most", "")
     return [*found, *_check_most(args.max_memory_gib, peak_memory_gib, "peak memory at most", " GiB")]
 
 
 def _check_most(most: float | None, measured: float | None, text: str, unit: str) -> list[dict[str, Any]]:
-    """A criterion, where there is one, that holds for a number up to `most`."""
+    """Checks a criterion, where there is one, that holds for a number up to `most`."""
     if most is None:
         return []
     verdict = "PASS" if measured is not None and measured <= most else "FAIL"

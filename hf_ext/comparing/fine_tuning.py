@@ -62,7 +62,8 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
     runs: list[SideRun] = []
     head: tuple[str, ...] = ()
     for side in make_training_sides(args, shared):
-        is_usual, folder = not OF_HEAD & _typed(side.arguments).keys(), Path(args.output_dir) / side.name
+        is_usual = not OF_HEAD & _typed(side.arguments).keys()
+        folder = Path(args.output_dir) / side.name
         if is_usual and side.role != FROZEN:
             side = replace(side, arguments=(*side.arguments, *head))
         logger.info("%s", side.name)
@@ -97,7 +98,7 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
 
 
 def make_training_sides(args: CompareArguments, shared: Sequence[str]) -> list[Side]:
-    """The sides, in the order of `TRAININGS`: those that fine-tune start from the head of a frozen one.
+    """Makes the sides, in the order of `TRAININGS`: those that fine-tune start from the head of a frozen one.
 
     Raises:
         ArgumentError: a recipe without encoders, a flag that it does not have, one that sides set themselves or that
@@ -110,7 +111,8 @@ def make_training_sides(args: CompareArguments, shared: Sequence[str]) -> list[S
     given = _typed(shared)
     if taken := [f"--{name}" for name in BY_SIDE if name in given]:
         raise ArgumentError(f"{', '.join(taken)} after --: every side of --sides has its own. Leave it out.")
-    given = {**(read_config(given["config"]) if "config" in given else {}), **given}
+    if "config" in given:
+        given = {**read_config(given["config"]), **given}
     if "streaming" in given:
         raise ArgumentError("--sides compares test rows one by one: leave --streaming out.")
     sides = [_make_side(text, given) for text in args.sides]
@@ -132,9 +134,10 @@ def _make_side(text: str, given: Mapping[str, Any]) -> Side:
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
-    """The arguments of `hf-ext train` that stand in words, by name. Errors: as `FastArgumentParser`."""
+    """Returns the arguments of `hf-ext train` that stand in words, by name. Errors: as `FastArgumentParser`."""
     parser = FastArgumentParser(TASK.all_arguments, presets=PRESETS, defaults=TASK.defaults)
-    return {name: value for name, value in vars(parser.parse_known_args([*words])[0]).items() if value is not None}
+    typed, _ = parser.parse_known_args([*words])
+    return {name: value for name, value in vars(typed).items() if value is not None}
 
 
 def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
@@ -153,43 +156,48 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
     folder = runs[0].folder
     record = runs[0].record
     data_args = DataArguments()
-    rows = load_test(str(folder), data_args, own := EvaluateArguments(models=[]), ())
+    own = EvaluateArguments(models=[])
+    rows = load_test(str(folder), data_args, own, ())
     metric = record.verdict.comparison.get("metric", metrics_of(rows.kind).decides)
     baseline = find_best({name: record.test.scores[name][metric].value for name in record.test.baselines}, metric)
-    files = {baseline: baseline_file(folder, baseline), **{run.side.name: run.folder / PREDICTIONS for run in runs}}
+    files = {baseline: baseline_file(folder, baseline)}
+    files |= {run.side.name: run.folder / PREDICTIONS for run in runs}
     predictions = {name: read_predictions(path, rows.table, data_args, rows.kind) for name, path in files.items()}
     names = [*predictions]
     found = [
         compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed)
         for i in range(len(names) - 1)
     ]
-    verdicts = {
-        name: {first: one["verdicts"][name] for first, one in zip(names, found) if name in one["verdicts"]}
-        for name in names[1:]
-    }
+    verdicts: dict[str, dict[str, Any]] = {name: {} for name in names[1:]}
+    for first, one in zip(names, found):
+        for name, verdict in one["verdicts"].items():
+            verdicts[name][first] = verdict
     facts = {name: found[0][name] for name in ("rows", "num_rows", "scores", "notes")}
     return {"metric": metric, "baseline": baseline, **facts, "verdicts": verdicts}
 
 
 def find_best(scores: Mapping[str, float | None], metric: str) -> str:
-    """The name of what scores best by a metric; one without a score never does."""
+    """Returns the name of what scores best by a metric; one without a score never does."""
     sign = -1 if units.less_is_better(metric) else 1
     known = {name: -math.inf if score is None else sign * score for name, score in scores.items()}
     return max(known, key=known.__getitem__)
 
 
 def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
-    """One sentence: what was shown to be better than all that costs less, or that nothing was.
+    """Returns one sentence: what was shown to be better than all that costs less, or that nothing was.
 
     Args:
         found: from `score_runs`.
         runs: that it is of.
     """
-    verdicts, by_name = found["verdicts"], {run.side.name: run for run in runs}
-    chosen, than = found["baseline"], None
+    verdicts = found["verdicts"]
+    by_name = {run.side.name: run for run in runs}
+    chosen = found["baseline"]
+    than = None
     for name in verdicts:
         if verdicts[name][chosen]["is_better"]:
-            chosen, than = name, chosen
+            than = chosen
+            chosen = name
     later = [name for name in verdicts if chosen in verdicts[name]]
     lead = f"Nothing was shown to be better than {chosen}"
     if than is not None:
@@ -205,16 +213,19 @@ def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
 
 
 def _sentence(verdict: Mapping[str, Any]) -> str:
-    """The first of a verdict, without its end; what the interval rests on stands after it."""
+    """Returns the first of a verdict, without its end; what the interval rests on stands after it."""
     return str(verdict["text"]).partition(". ")[0].removesuffix(".")
 
 
 def format_trainings(result: Mapping[str, Any]) -> str:
-    """The page: the answer, a table from what costs least to what costs most, all pairs, what failed."""
-    metric, baseline, sides = result["metric"], result["baseline"], result["sides"]
+    """Formats the page: the answer, a table from what costs least to what costs most, all pairs, what failed."""
+    metric = result["metric"]
+    baseline = result["baseline"]
+    sides = result["sides"]
     shown = [one for one in dict.fromkeys((metric, "spearman")) if one in result["scores"][baseline]]
     headers = ["side", *map(units.metric_name, shown), f"{units.metric_name(metric)} better than {baseline} by"]
-    headers, rows = [*headers, "whole run", "CPU time", "peak GiB", "trained parameters"], []
+    headers = [*headers, "whole run", "CPU time", "peak GiB", "trained parameters"]
+    rows = []
     for name, scores in result["scores"].items():
         compared = result["verdicts"].get(name, {}).get(baseline, {}).get("comparison")
         row = [name, *(units.score(scores[one]) for one in shown), format_difference(compared)]

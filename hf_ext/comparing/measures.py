@@ -32,17 +32,18 @@ class Interval:
 
 
 def paired_ratio(rates: Floats, baseline: Floats) -> Interval:
-    """By what factor rates are higher, (rounds,) each: outside of the interval in 5 % of comparisons."""
+    """Computes by what factor rates are higher, (rounds,) each: outside of the interval in 5 % of comparisons."""
     found = paired_difference(np.log(rates), np.log(baseline))
-    return Interval(*(float(np.exp(end)) for end in (found.value, found.low, found.high)))
+    return Interval(*np.exp([found.value, found.low, found.high]).tolist())
 
 
 def paired_difference(values: Floats, baseline: Floats) -> Interval:
-    """By how much values are larger; one round does not say how rounds vary, so its interval has no ends."""
+    """Computes by how much values are larger; one round does not say how rounds vary, so its interval has no ends."""
     from scipy.special import stdtrit  # here, since scipy takes 0.2 s that most of a comparison does not need
 
     differences = np.asarray(values) - np.asarray(baseline)
-    mean, num = float(differences.mean()), len(differences)
+    mean = float(differences.mean())
+    num = len(differences)
     if num < 2:
         return Interval(mean, -np.inf, np.inf)
     half = float(stdtrit(num - 1, 0.975) * differences.std(ddof=1) / np.sqrt(num))
@@ -50,7 +51,7 @@ def paired_difference(values: Floats, baseline: Floats) -> Interval:
 
 
 def common_unit(runs: Iterable[SideRun]) -> str:
-    """The finest unit that all runs counted in full."""
+    """Returns the finest unit that all runs counted in full."""
     return max((run.throughput.unit for run in runs), key=UNITS.index)
 
 
@@ -60,7 +61,7 @@ def round_rates(runs: Sequence[SideRun], unit: str) -> Floats:
 
 
 def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, Any]:
-    """Settings of a side, and medians over its rounds.
+    """Describes a side: its settings, and medians over its rounds.
 
     Of rate, loss and metric also the smallest and the largest; memory is the largest.
     `one_off_seconds`: what came before the first step, such as embedding once, and what the warm-up steps took above
@@ -79,7 +80,7 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
         "arguments": [*side.arguments],
         "launch": [*side.launch],
         "num_processes": throughputs[0].num_processes,
-        "rate": _spread(round_rates(runs, unit)),
+        "rate": _spread(round_rates(runs, unit).tolist()),
         "peak_memory_gib": max(t.peak_memory_gib for t in throughputs),
         "step_seconds": statistics.median(steps),
         "data_wait_share": statistics.median(t.rates["data_wait_share"] for t in throughputs),
@@ -87,13 +88,13 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
         "epoch_seconds": statistics.median(epochs) if len(epochs) == len(steps) else None,
         "wall_seconds": statistics.median(run.wall_seconds for run in runs),
         "sequences_per_step": statistics.median(t.totals["sequences"] / t.measured_steps for t in throughputs),
-        "final_loss": _spread([loss for run in runs if (loss := final_loss(run)) is not None]),
-        "metric": _spread([value for run in runs if (value := find_metric(run, metric)) is not None]),
+        "final_loss": _spread([final_loss(run) for run in runs]),
+        "metric": _spread([find_metric(run, metric) for run in runs]),
     }
 
 
 def find_metric(run: SideRun, name: str) -> float | None:
-    """A run's final metric: a dotted path in `all_results.json`, else the last value logged under that name."""
+    """Finds a run's final metric: a dotted path in `all_results.json`, else the last value logged under that name."""
     found: Any = run.results
     for part in [name] if name in run.results else name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -105,22 +106,23 @@ def find_metric(run: SideRun, name: str) -> float | None:
 
 
 def final_loss(run: SideRun) -> float | None:
-    """Mean of the last tenth of the logged training losses; None where none was logged."""
+    """Averages the last tenth of the logged training losses; None where none was logged."""
     losses = [float(log["loss"]) for log in run.throughput.log_history if "loss" in log]
-    return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :]) if losses else None
+    if losses:
+        return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :])
+    return None
 
 
 def compare_values(values: Sequence[float | None], baseline: Sequence[float | None]) -> Interval | None:
-    """`paired_difference` of a loss or a metric by round; None where a round has none."""
-    pairs = [(a, b) for a, b in zip(values, baseline) if a is not None and b is not None]
-    if not pairs or len(pairs) < len(values):
+    """Applies `paired_difference` to a loss or a metric by round; None where a round has none."""
+    if not values or None in values or None in baseline:
         return None
-    own, others = (np.array(side) for side in zip(*pairs))
-    return paired_difference(own, others)
+    return paired_difference(np.array(values), np.array(baseline))
 
 
-def _spread(values: Sequence[float] | Floats) -> dict[str, float] | None:
-    if not len(values):
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """Returns median, smallest and largest of what is known."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    found = {"value": np.median(values), "smallest": np.min(values), "largest": np.max(values)}
-    return {name: float(value) for name, value in found.items()}
+    return {"value": float(np.median(known)), "smallest": min(known), "largest": max(known)}

@@ -10,7 +10,7 @@ from ..text.units import MISSING, NOT_MEASURED, rounded, seconds, share
 
 
 def format_comparison(result: Mapping[str, Any]) -> str:
-    """The whole report; sections that have nothing to say are left out."""
+    """Formats the whole report; sections that have nothing to say are left out."""
     lines = [f"# {result['optimized']} against {', '.join(result['against'])}", ""]
     lines += [
         f"{result['recipe']} on {result['device']}, {result['rounds']} interleaved rounds in fresh processes. Values "
@@ -68,7 +68,9 @@ def _interval_text(interval: Mapping[str, float] | None, form: str) -> str:
     if interval is None:
         return NOT_MEASURED
     value, low, high = (form.format(interval[end]) for end in ("value", "low", "high"))
-    return value if "inf" in high else f"{value} [{low.rstrip('x')}, {high.rstrip('x')}]"
+    if "inf" in high:
+        return value
+    return f"{value} [{low.rstrip('x')}, {high.rstrip('x')}]"
 
 
 def _spread_text(spread: Mapping[str, float] | None, show: Any = "{:.4g}".format) -> str:

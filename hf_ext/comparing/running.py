@@ -44,7 +44,7 @@ class SideRun:
     results: Mapping[str, Any] = field(default_factory=dict)  # as JSON has them
     plan: PlanRecord = field(default_factory=PlanRecord)
     error: str = ""
-    cpu_seconds: float = 0.0  # 0 on Windows, where nobody counts those of children
+    cpu_seconds: float = 0.0  # 0 on Windows, where those of children are not counted
     folder: Path = Path()
 
     @property
@@ -97,10 +97,12 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
         logger.info("%s, round %d: measured before, kept", side.name, round_)
         return _read_run(side, round_, kept, folder)
     log = Path(f"{folder}.log")
-    began, before = time.perf_counter(), os.times()
+    began = time.perf_counter()
+    before = os.times()
     with log.open("w", encoding="utf-8") as file:
         status = _run(command, file)
-    wall_seconds, spent = time.perf_counter() - began, [end - start for start, end in zip(before, os.times())]
+    wall_seconds = time.perf_counter() - began
+    spent = [end - start for start, end in zip(before, os.times())]
     shutil.rmtree(folder / "embeddings", ignore_errors=True)
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
@@ -112,7 +114,7 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
 
 
 def _run(command: Sequence[str], output: Any) -> int:
-    """Exit status; where this process is interrupted meanwhile, nothing that was started goes on."""
+    """Runs a command; returns its exit status. Where it is interrupted, nothing that was started goes on."""
     process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         return int(process.wait())
@@ -197,6 +199,7 @@ def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, fl
 
 
 def _describe(command: Sequence[str]) -> dict[str, Any]:
-    """The command, with size and time of the files among its words: a YAML that was edited makes another run."""
+    """Describes the command, with size and time of its files: a YAML that was edited makes another run."""
     files = [Path(word) for word in command[1:] if len(word) < 1024 and Path(word).is_file()]
-    return {"command": [*command], "files": {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}}
+    found = {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}
+    return {"command": [*command], "files": found}

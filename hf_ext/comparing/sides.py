@@ -97,7 +97,7 @@ class Side:
 
 
 def make_sides(args: CompareArguments, shared: Sequence[str] = ()) -> list[Side]:
-    """All baselines, then the optimized side; equal names are numbered.
+    """Makes all baselines, then the optimized side; equal names are numbered.
 
     Raises:
         ArgumentError: a side is no preset, no YAML file that is there, and not 'stock'; is 'stock' of a generator; is a
@@ -114,7 +114,7 @@ def make_sides(args: CompareArguments, shared: Sequence[str] = ()) -> list[Side]
 
 
 def number_names(sides: Sequence[Side]) -> list[Side]:
-    """The same sides; the second of a name is `NAME#2`."""
+    """Returns the same sides; the second of a name is `NAME#2`."""
     named: list[Side] = []
     for side in sides:
         same = sum(side.name == other.name.partition("#")[0] for other in named)
@@ -141,7 +141,7 @@ def _make_side(text: str, role: Role, launch: str | None) -> Side:
 
 
 def make_ablations(optimized: Side, plan: PlanRecord) -> list[Side]:
-    """For each speed-up that the optimized run's plan applied: all but that one."""
+    """Makes for each speed-up that the optimized run's plan applied a side with all but that one."""
     # `--without` replaces a list from a preset or YAML, so what was off before is named again.
     off = [one.name for one in plan.decisions if one.status == "off"]
     return [
@@ -158,7 +158,7 @@ def make_ablations(optimized: Side, plan: PlanRecord) -> list[Side]:
 
 
 def make_command(args: CompareArguments, shared: Sequence[str], side: Side, folder: Path, round_: int) -> list[str]:
-    """The command of one run. Later arguments win: this function's, those for all sides, the side's, the folder."""
+    """Makes the command of one run. Later arguments win: ours, those for all sides, the side's, the folder."""
     launcher = ["-m", "accelerate.commands.launch", "--config_file", *side.launch] if side.launch else []
     ours: dict[str, Any] = {
         "logging_strategy": "steps",
@@ -177,7 +177,7 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
 
 
 def read_launch(text: str, flag: str) -> tuple[str, ...]:
-    """The file of an Accelerate config, and the launcher's flags after it.
+    """Returns the file of an Accelerate config, and the launcher's flags after it.
 
     Args:
         text: a YAML file as in accelerate_configs, or the name of one there; flags of `accelerate launch` may follow.

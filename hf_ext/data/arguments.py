@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
 from ..arguments.training_fields import option
 from ..errors import ArgumentError
-from ..labels import TaskName
+from ..labels import STREAMED, TaskChoice
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
@@ -99,7 +99,7 @@ class DataArguments(LabelledArguments):
 
     _argument_group_name = "data"
 
-    task: Literal["auto", TaskName] = option(
+    task: TaskChoice = option(
         "auto", "What labels are; auto reads their column, and the log says what it took them for."
     )
     split_column: str | None = option(
@@ -142,13 +142,14 @@ class DataArguments(LabelledArguments):
         kind, split_group = check_rule(self.split or "random")
         if isinstance(self.label_column, str):  # from Python
             self.label_column = [self.label_column]
-        columns = [*self.label_column, *filter(None, (self.mask_column, self.censor_column)), *{*self.sequence_columns}]
+        columns = [*self.label_column, *{*self.sequence_columns}]
+        columns += [name for name in (self.mask_column, self.censor_column) if name]
         if not self.label_column or len({*columns}) < len(columns):
             raise ArgumentError(
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
                 "--sequence_columns, --mask_column and --censor_column."
             )
-        if self.streaming and self.task not in ("auto", "regression", "residue_regression"):
+        if self.streaming and self.task not in STREAMED:
             raise ArgumentError(
                 f"task={self.task}: names of classes are collected over all rows, which a stream does not show; drop "
                 "--streaming."
@@ -158,7 +159,8 @@ class DataArguments(LabelledArguments):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
-        chains, allowed = self.missing_chains, ", ".join(self.sequence_columns)
+        chains = self.missing_chains
+        allowed = ", ".join(self.sequence_columns)
         if chains and (
             len(self.sequence_columns) < 2 or sorted(chains) != sorted({*chains} & {*self.sequence_columns})
         ):

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
-from ..labels import LabelKind
+from ..labels import LabelKind, Number
 from ..labels.cells import Judged
+from ..labels.columns import LabelTable, RowError, as_array, as_text, judge_cells
 from .arguments import DataArguments
-from .columns import as_array, as_text, check_columns, read_table
-from .label_columns import read_labels
+from .columns import check_columns, read_table
 from .proteins import clean_chains
 from .reading import SOURCE_ROW
-from .row_errors import NO_SPLIT, RowError, append_rejected, judge_cells, refuse
+from .row_errors import NO_SPLIT, append_rejected, refuse
 from .splits import canonical_split
 
 
@@ -46,19 +46,23 @@ class RowSchema:
     args: DataArguments
     needs_labels: bool
     needs_splits: bool = True
-    kind: LabelKind | None = None
+    kind: LabelKind = field(default_factory=Number)
 
     @property
     def groups(self) -> list[str]:
         """Columns that hold rows together, none of whose cells may be empty."""
         args = self.args
-        names = (args.group_column, args.split_group_column if self.needs_splits else None)
+        names = [args.group_column]
+        if self.needs_splits:
+            names.append(args.split_group_column)
         return [name for name in dict.fromkeys(names) if name and name not in args.sequence_columns]
 
     @property
     def text_columns(self) -> list[str]:
         """Columns that are kept as text: groups, id and split."""
-        names = (*self.groups, self.args.id_column, self.args.split_column if self.needs_splits else None)
+        names = [*self.groups, self.args.id_column]
+        if self.needs_splits:
+            names.append(self.args.split_column)
         return [name for name in dict.fromkeys(names) if name and name not in self.args.sequence_columns]
 
     @property
@@ -80,24 +84,28 @@ class RowSchema:
             DataError: a column is missing, or what should be numbers are names.
         """
         check_columns([name for name in data.column_names if name != SOURCE_ROW], self.needed, path)
-        args, names = self.args, [*self.needed, SOURCE_ROW]
+        args = self.args
+        names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
-        if self.kind:
-            labels, refused = read_labels(table, self.kind, args, columns[args.sequence_columns[0]])
+        if self.needs_labels:
+            read = LabelTable(table, rows, columns[args.sequence_columns[0]], args.mask_column, args.censor_column)
+            labels, refused = self.kind.read(read)
             columns |= labels
             errors += refused
         for name in self.text_columns:
-            found, judged, refused = judge_cells(as_text(table[name]), partial(self._judge_text, name), name, rows)
+            judge = partial(self._judge_text, name)
+            found, judged, refused = judge_cells(as_text(table[name]), judge, name, rows)
             columns[name] = found.spread([one.value for one in judged], pa.string())
             errors += refused
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)
         result = pa.table(columns)
         if errors:
-            result = result.filter(pa.array(~np.isin(rows, [error.row for error in errors])))
+            is_sound = ~np.isin(rows, [error.row for error in errors])
+            result = result.filter(pa.array(is_sound))
         return CleanRows(result, errors, changes)
 
     def _judge_text(self, name: str, text: str | None) -> Judged:
@@ -113,16 +121,16 @@ class RowSchema:
 
 
 def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected: Path | None) -> IterableDataset:
-    """`RowSchema.clean` as a map over a stream, which raises at the first refused batch, or drops and records.
+    """Maps `RowSchema.clean` over a stream; raises at the first refused batch, or drops and records.
 
     With "drop", refused values are appended to the file `rejected` as they are met, each once per process (with several
     data-loader workers a row can be listed once per worker).
     """
     types: dict[str, Any] = {name: Value("string") for name in schema.args.sequence_columns}
-    if schema.kind:
-        of_number = {"label": Value("float64"), "bound": Value("int8")}
-        types |= of_number if schema.kind.is_one_number else {"label": List(Value("float64"))}
-    types |= {name: Value("string") for name in schema.text_columns} | {SOURCE_ROW: Value("int64")}
+    if schema.needs_labels:
+        types |= Features.from_arrow_schema(pa.schema([*schema.kind.arrow_columns.items()]))
+    types |= {name: Value("string") for name in schema.text_columns}
+    types[SOURCE_ROW] = Value("int64")
     function = _StreamRows(schema, path, rejected)
     return stream.map(function, batched=True, remove_columns=[*schema.needed, SOURCE_ROW], features=Features(types))
 
@@ -131,7 +139,9 @@ class _StreamRows:
     """A class so that data-loader workers can receive it."""
 
     def __init__(self, schema: RowSchema, path: str, rejected: Path | None) -> None:
-        self.schema, self.path, self.rejected = schema, path, rejected
+        self.schema = schema
+        self.path = path
+        self.rejected = rejected
         self.seen: set[tuple[int, str]] = set()
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import datasets
@@ -21,37 +20,38 @@ from ..labels import UNKNOWN
 
 FloatArray = NDArray[np.float64]
 Value = TypeVar("Value", bound=Hashable)
-CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
+PLAIN_TYPES = ("string", "int64", "double", "bool", "null")  # of Arrow
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 
 
 def has_numbered_rows(dataset: Any) -> bool:
-    """Whether rows can be had by number: not of streams, which may have a length, nor of a dictionary of datasets."""
+    """Returns whether rows have numbers: no stream's, even if it has a length, nor a dictionary's of datasets."""
     is_other = isinstance(dataset, Mapping | TorchIterableDataset)
     return not is_other and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def reads_text(collator: Any) -> bool:
-    """Whether a collator reads columns of text, which Trainer would remove since no model does."""
+    """Returns whether a collator reads columns of text, which Trainer would remove since no model does."""
     return hasattr(collator, "columns")
 
 
 def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows of `dataset` as tuples of the given columns. Cost: one pass; Arrow datasets are read column by column."""
+    """Reads rows of `dataset` as tuples of the given columns. Cost: one pass, of Arrow datasets column by column."""
     if isinstance(dataset, datasets.Dataset):
         return list(zip(*(dataset[column][:] for column in columns)))
     return [tuple(dataset[i][column] for column in columns) for i in range(len(dataset))]
 
 
 def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
-    """Numbers equal values alike, from 0 in the order in which they first occur.
+    """Gives equal values equal numbers, from 0 in the order in which they first occur.
 
     Returns:
         The number of each value, (n,) int64, and the distinct values, which these numbers index.
     """
     numbers: dict[Value, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64), list(numbers)
+    found = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(found, np.int64), list(numbers)
 
 
 def column_names(dataset: Any) -> list[str]:
@@ -64,65 +64,15 @@ def column_names(dataset: Any) -> list[str]:
 
 
 def row_lengths(dataset: Any, inputs: Mapping[str, Sequence[str]]) -> list[int]:
-    """Residues per row over the columns of those encoder inputs that `dataset` has. Cost: one pass over them."""
+    """Counts residues per row over the columns of those encoder inputs that `dataset` has. Cost: one pass over them."""
     names = set(column_names(dataset))
     columns = [column for parts in inputs.values() for column in parts if column in names]
     return [sum(map(len, row)) for row in read_columns(dataset, columns)]
 
 
 def as_dataset(table: pa.Table) -> datasets.Dataset:
-    """A table as a dataset under a name of its own, for which `Dataset` would hash all that it holds."""
+    """Makes a table a dataset under a name of its own, for which `Dataset` would hash all that it holds."""
     return datasets.Dataset(table, fingerprint=uuid4().hex[:16])
-
-
-class Distinct(NamedTuple):
-    """A column as its distinct `cells`, text as large_string, and the `number` (n,) of the cell that each row has."""
-
-    cells: pa.Array
-    number: np.ndarray
-
-    def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
-        """A column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
-        taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
-        starts = range(0, len(self.number), CHUNK_ROWS)
-        chunks = [taken.take(pa.array(self.number[i : i + CHUNK_ROWS])).cast(kind) for i in starts]
-        return pa.chunked_array(chunks, type=kind)
-
-
-def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
-    """Each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
-
-    Cells of a type that Arrow does not compare (lists, float16) are all taken for different. Python values of several
-    types become text.
-    """
-    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([as_array(values)])
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
-        column = column.cast(pa.large_string())  # its offsets reach beyond 2 GiB
-        column = pa.chunked_array([column.combine_chunks()])  # a thousand small pieces take longer
-    try:
-        coded = column.dictionary_encode("encode")
-    except pa.ArrowNotImplementedError:
-        return Distinct(pa.concat_arrays(column.chunks), np.arange(len(column)))
-    chunks = coded.chunks  # they share the dictionary of all
-    cells = chunks[0].dictionary if chunks else pa.array([], column.type)
-    return Distinct(cells, np.concatenate([np.zeros(0, np.int64), *(chunk.indices.to_numpy() for chunk in chunks)]))
-
-
-def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
-    """Values as truth values, whole numbers, numbers or, where they are anything else or mixed, text (see `as_text`).
-
-    Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
-    """
-    values = values.to_pylist() if isinstance(values, pa.Array) else values
-    try:
-        array = pa.array(values, from_pandas=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        array = None
-    if array is not None and array.type in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null()):
-        return array
-    return pa.array(map(_write, values), pa.string())
 
 
 def read_table(data: datasets.Dataset, names: Sequence[str]) -> pa.Table:
@@ -147,24 +97,12 @@ def name_classes(column: Any, feature: Any) -> Any:
     return pa.array([cell and [*map(called.get, cell)] for cell in cells], pa.list_(pa.string()))
 
 
-def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
-    found = distinct(column)
-    return found.spread(list(map(_write, found.cells.to_pylist())), pa.string())
-
-
-def _write(cell: Any) -> str | None:
-    if cell is None or isinstance(cell, str):
-        return cell
-    if isinstance(cell, bytes):  # as some programs store text in Parquet
-        return cell.decode("utf-8", "replace")
-    return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
-
-
 def show_name(name: str) -> str:
     """Returns a name on one line: control characters, invisible ones and lone surrogates are written as escapes."""
     text = name if name.isprintable() else repr(name)[1:-1]
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return text[: MAX_CHARACTERS - 3] + "..."
 
 
 def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
@@ -176,7 +114,8 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
     """
     named = []
     for name in wanted[:MAX_NAMED]:
-        near, parts = _nearest(name, names), re.split(r"[,+;|\s]+", name)
+        near = _nearest(name, names)
+        parts = re.split(r"[,+;|\s]+", name)
         hint = f" (did you mean '{near}'?)" if near else ""
         if len(parts) > 1 and set(parts) <= set(names):
             hint = f" (write several with a blank between: {' '.join(map(show_name, parts))})"
@@ -186,7 +125,7 @@ def missing_columns(wanted: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str | None:
-    """What is alike but for case, blanks, `_` and `-`."""
+    """Finds the name that is alike but for case, blanks, `_` and `-`."""
     folded = {re.sub("[ _-]", "", other.casefold()): other for other in names}
     near = get_close_matches(re.sub("[ _-]", "", name.casefold()), folded, 1, 0.5)
     return show_name(folded[near[0]]) if near else None

@@ -30,7 +30,7 @@ _BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]
 
 
 def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
-    """Rows of heavy, light, antigen and pKd with a planted sequence-label rule.
+    """Makes rows of heavy, light, antigen and pKd with a planted sequence-label rule.
 
     The rule: pKd rises with aromatic residues (F, W, Y) in the heavy chain's loop, with opposite charges of loop and
     epitope and with aliphatic residues (I, L, V, M) in the epitope, falls with prolines in the light chain's loop; plus
@@ -41,11 +41,15 @@ def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
         seed: decides everything.
     """
     rng = np.random.default_rng(seed)
-    heavy, light, epitope = (_loops(rng, count, size) for count, size in ((300, 14), (40, 8), (400, 14)))
-    h, w, a = (rng.integers(len(loops), size=num_rows) for loops in (heavy, light, epitope))
-    aromatic, prolines = _count(heavy, "FWY"), _count(light, "P")
-    charge, target = (_count(loops, "KR") - _count(loops, "DE") for loops in (heavy, epitope))
-    signal = 0.6 * aromatic[h] - 0.25 * charge[h] * target[a] - 0.5 * prolines[w] + 0.2 * _count(epitope, "ILVM")[a]
+    heavy = _loops(rng, 300, 14)
+    light = _loops(rng, 40, 8)
+    epitope = _loops(rng, 400, 14)
+    h = rng.integers(len(heavy), size=num_rows)
+    w = rng.integers(len(light), size=num_rows)
+    a = rng.integers(len(epitope), size=num_rows)
+    charges = _charge(heavy)[h] * _charge(epitope)[a]
+    signal = 0.6 * _count(heavy, "FWY")[h] - 0.25 * charges
+    signal = signal - 0.5 * _count(light, "P")[w] + 0.2 * _count(epitope, "ILVM")[a]
     signal = (signal - signal.mean()) / signal.std()
     labels = 7.5 + 1.2 * signal + NOISE * rng.standard_normal(num_rows)
     return Dataset.from_dict(
@@ -59,7 +63,7 @@ def make_demo_table(num_rows: int = NUM_ROWS, seed: int = 0) -> Dataset:
 
 
 def _loops(rng: np.random.Generator, count: int, size: int) -> list[str]:
-    """Distinct random loops; their composition varies, so that a pooled embedding can tell them apart."""
+    """Draws distinct loops; their composition varies, so that a pooled embedding can tell them apart."""
     loops: set[str] = set()
     while len(loops) < count:
         weights = rng.dirichlet(np.full(len(STANDARD), 0.4))
@@ -67,12 +71,16 @@ def _loops(rng: np.random.Generator, count: int, size: int) -> list[str]:
     return sorted(loops)
 
 
+def _charge(loops: list[str]) -> np.ndarray:
+    return _count(loops, "KR") - _count(loops, "DE")
+
+
 def _count(loops: list[str], letters: str) -> np.ndarray:
     return np.array([sum(map(loop.count, letters)) for loop in loops], float)
 
 
 def make_demo_pairs(num_rows: int = NUM_PAIRS, seed: int = 0) -> Dataset:
-    """Rows of antigen, heavy and light; every antigen is another one, and its antibody follows from it.
+    """Makes rows of antigen, heavy and light; every antigen is another one, and its antibody follows from it.
 
     The rule: the antigen's epitope has four sites, each three times K, E, F, G, N or L. CDR-H3 has two residues for
     each site, in their order: K is answered by DE, E by RK, F by GS, G by WY, N by HQ and L by TV. All else is the same
@@ -101,7 +109,8 @@ def make_demo_encoders(folder: str | Path, seed: int = 0) -> tuple[str, str]:
     Returns:
         Paths of a BERT-style encoder (for antibodies) and an ESM-2-style one (for antigens); 64 wide, 2 layers.
     """
-    bert, esm = Path(folder) / "bert", Path(folder) / "esm"
+    bert = Path(folder) / "bert"
+    esm = Path(folder) / "esm"
     for path, vocabulary in ((bert, _BERT_VOCAB), (esm, ESM_VOCABULARY)):
         path.mkdir(parents=True, exist_ok=True)
         (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")

@@ -49,22 +49,28 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if dataset is None or not has_numbered_rows(dataset):
         stream = getattr(dataset, "stream", dataset)
         files = [*_names_in([getattr(part, "kwargs", None) for part in parts_of(stream)])]
-        return {"num_rows": None, "content": {"columns": getattr(stream, "column_names", None) or [], "files": files}}
+        columns = getattr(stream, "column_names", None) or []
+        return {"num_rows": None, "content": {"columns": columns, "files": files}}
     with kept_random_states():
-        places = np.linspace(0, len(dataset) - 1, min(SAMPLE_ROWS, len(dataset))).astype(int).tolist()
-        found, again = (_hash_rows([dataset[i] for i in places]) for _ in range(2))
-    return {"num_rows": len(dataset), "content": {n: one if one == again.get(n) else None for n, one in found.items()}}
+        num = min(SAMPLE_ROWS, len(dataset))
+        places = np.linspace(0, len(dataset) - 1, num).astype(int).tolist()
+        found = _hash_rows([dataset[i] for i in places])
+        again = _hash_rows([dataset[i] for i in places])
+    content = {name: one if one == again.get(name) else None for name, one in found.items()}
+    return {"num_rows": len(dataset), "content": content}
 
 
 def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What two fingerprints say of each other: (what differs, what cannot be told), a line each.
+    """Compares two fingerprints: (what differs, what cannot be told), a line each.
 
     Where rows stand in their file (`source_row`) is no content.
     """
-    differences, untold = [], []
+    differences = []
+    untold = []
     if old["num_rows"] != new["num_rows"]:
         differences.append(f"rows: {old['num_rows']} in the checkpoint, {new['num_rows']} now")
-    were, are = old["content"], new["content"]
+    were = old["content"]
+    are = new["content"]
     for name in {**were, **are}:
         if name == SOURCE_ROW:
             continue
@@ -80,7 +86,7 @@ def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any]) -> tupl
 
 
 def _names_in(arguments: Any) -> Iterator[str]:
-    """All text among the arguments of a stream's sources, of which names of local files lose their folders."""
+    """Yields all text among the arguments of a stream's sources, of which names of local files lose their folders."""
     if isinstance(arguments, str):
         yield arguments if "://" in arguments else os.path.basename(arguments)
     elif isinstance(arguments, Mapping | list | tuple):
@@ -95,23 +101,25 @@ def _hash_rows(rows: list[Any]) -> dict[str, str]:
 
 
 def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
-    """Column -> hash over type and values, however the table is cut into chunks."""
+    """Hashes type and values of each column, however the table is cut into chunks."""
     # Private: the public way to rows in another order than the table's takes 20 us for each (datasets 5.2).
-    table, order = dataset.data.table, dataset._indices
+    table = dataset.data.table
+    order = dataset._indices
     hashes = {field.name: hashlib.blake2b(str(field.type).encode(), digest_size=16) for field in table.schema}
     for start in range(0, len(dataset), BLOCK_ROWS):
         rows = None if order is None else order.column(0).slice(start, BLOCK_ROWS)
         block = table.slice(start, BLOCK_ROWS) if rows is None else table.take(rows)
         for name, column in zip(block.column_names, block.columns):
             array = column.combine_chunks()
-            array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
             hashes[name].update(pa.record_batch([array], names=[""]).serialize())
     return {name: sink.hexdigest() for name, sink in hashes.items()}
 
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """The random states of the process are afterwards as they were."""
+    """Restores the random states of the process at the end."""
     states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
     try:
         yield
@@ -120,7 +128,7 @@ def kept_random_states() -> Iterator[None]:
 
 
 def capture_rng(device: str | torch.device) -> States:
-    """States of the generators of the process: Python's, NumPy's, torch's, and of all accelerators of `device`'s kind.
+    """Captures the states of all generators: Python's, NumPy's, torch's, and those of accelerators of `device`'s kind.
 
     Copies: drawing on does not change them.
     """
@@ -132,7 +140,9 @@ def capture_rng(device: str | torch.device) -> States:
     ]
     for ending in ("_all", ""):
         if hasattr(module, f"get_rng_state{ending}"):
-            return [*states, (getattr(module, f"set_rng_state{ending}"), getattr(module, f"get_rng_state{ending}")())]
+            read = getattr(module, f"get_rng_state{ending}")
+            states.append((getattr(module, f"set_rng_state{ending}"), read()))
+            break
     return states
 
 

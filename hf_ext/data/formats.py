@@ -21,7 +21,8 @@ from datasets import Features
 from ..errors import DataError
 from ..files import parse_json
 from ..labels.cells import shorten
-from .columns import as_array, check_columns, name_classes
+from ..labels.columns import as_array
+from .columns import check_columns, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
@@ -43,9 +44,10 @@ logger = logging.getLogger(__name__)
 
 def file_format(path: Path) -> str:
     """Returns the format suffix of `path` (".csv" for `x.csv.gz`), or "" where it is none of `SUFFIXES`."""
-    *_, before, last = ("", "", *(suffix.lower() for suffix in path.suffixes))
-    found = before if last == ".gz" and before != ".parquet" else last
-    return found if found in SUFFIXES else ""
+    suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
+    if suffixes[-1] == ".gz" and suffixes[-2] != ".parquet":
+        suffixes.pop()
+    return suffixes[-1] if suffixes[-1] in SUFFIXES else ""
 
 
 def irregular_kind(path: Path) -> str:
@@ -74,10 +76,13 @@ def iter_tables(path: Path, columns: Collection[str] | None = None) -> Iterator[
         tables = _read_parquet(path, columns)
     elif kind in DELIMITERS:
         tables = _to_columns(_read_delimited(path, DELIMITERS[kind], columns or ()))
+    elif kind in FASTA_SUFFIXES:
+        tables = _to_columns(_read_fasta(path))
     else:
-        tables = _to_columns(_read_fasta(path) if kind in FASTA_SUFFIXES else _read_json(path))
+        tables = _to_columns(_read_json(path))
     for rows, read in tables:
-        yield rows, pa.table({n: as_array(cells) for n, cells in read.items() if columns is None or n in columns})
+        asked = read if columns is None else {name: read[name] for name in read if name in columns}
+        yield rows, pa.table({name: as_array(cells) for name, cells in asked.items()})
 
 
 def _to_columns(records: Iterator[Record]) -> Iterator[Columns]:
@@ -160,7 +165,8 @@ def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iter
 
 
 def _check_header(path: Path, row: int, cells: list[str], needed: Collection[str]) -> list[str]:
-    others = [word for sign, word in (("\t", "tab"), (",", "comma"), (";", "semicolon")) if sign in cells[0]]
+    signs = {"\t": "tab", ",": "comma", ";": "semicolon"}
+    others = [word for sign, word in signs.items() if sign in cells[0]]
     if len(cells) == 1 and others:
         text = f"the text is {others[0]}-separated; save it as .csv with commas, or as .tsv."
         raise DataError(f"{path}, row {row}: {text}")
@@ -181,8 +187,8 @@ def _list(found: list[str]) -> str:
 
 
 def _read_fasta(path: Path) -> Iterator[Record]:
-    """Columns id, sequence, and one per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that comes
-    twice, the first value."""
+    """Yields id, sequence, and one column per key of a header such as `>P1 name OS=Homo sapiens OX=9606`; of a key that
+    comes twice, the first value."""
     records = _split_fasta(path)
     first = [*islice(records, BATCH_ROWS)]
     _refuse_annotations(path, first)
@@ -208,7 +214,9 @@ def _split_fasta(path: Path) -> Iterator[Lines]:
             yield row, header, lines
         elif lines:
             raise DataError(f"{path}, row 1: FASTA records start with '>'; the first lines belong to none.")
-        row, header, lines = number, text[1:], []
+        row = number
+        header = text[1:]
+        lines = []
 
 
 def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
@@ -219,8 +227,9 @@ def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
     """
     doubled = [(row, lines) for row, _, lines in records if _is_doubled([*map(len, lines)])]
     widths = {len(line) for _, lines in doubled for line in lines}
-    first, last = (len({letter for _, lines in doubled for letter in lines[at]}) for at in (0, -1))
-    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and 2 * last > first
+    first = {letter for _, lines in doubled for letter in lines[0]}
+    last = {letter for _, lines in doubled for letter in lines[-1]}
+    is_wrapped = len(widths) == 1 and widths <= {*WRAPS} and 2 * len(last) > len(first)
     if is_wrapped or 2 * len(doubled) <= len(records):
         return
     row, lines = doubled[0]
@@ -233,12 +242,12 @@ def _refuse_annotations(path: Path, records: Sequence[Lines]) -> None:
 
 
 def _is_doubled(lengths: list[int]) -> bool:
-    """Whether lines have the lengths of some of them two, three or four times over: (28, 28), (60, 31, 60, 31)."""
+    """Returns whether lines have the lengths of some of them 2, 3 or 4 times over: (28, 28), (60, 31, 60, 31)."""
     return any(lengths == lengths[: len(lengths) // times] * times for times in (2, 3, 4) if lengths)
 
 
 def _read_json(path: Path) -> Iterator[Record]:
-    """The objects of JSON lines, or of a list."""
+    """Yields the objects of JSON lines, or of a list."""
     if file_format(path) == ".json":
         found = _decode("\n".join(line for _, line in read_lines(path)), str(path))
         numbered: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [None], 1)
@@ -259,10 +268,10 @@ def _decode(text: str, where: str) -> Any:
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[Columns]:
-    """Damage is a DataError with the row, never an exception of Arrow's, and loses no row.
+    """Yields batches of rows; damage is a DataError with the row, never an exception of Arrow's, and loses no row.
 
     Page checksums are verified where the file has them (`pyarrow.parquet.write_table(..., write_page_checksum=True)`).
-    Without them a flipped bit of a stored number is another number, which nobody can see.
+    Without them a flipped bit of a stored number is another number, which cannot be seen.
     """
     row = 0
     try:

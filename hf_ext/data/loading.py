@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, concatenate_datasets
 
 from ..errors import ArgumentError, DataError
-from ..labels import ONE_NUMBER, LabelKind
-from ..labels.kinds import reader_of
+from ..labels import LabelKind, Number
+from ..labels.columns import as_text
 from .arguments import DataArguments
 from .cleaning import RowSchema, clean_stream
-from .columns import as_dataset, as_text, read_table
-from .label_columns import label_facts
+from .columns import as_dataset, read_table
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
@@ -40,7 +39,7 @@ class LoadedData:
 
     splits: DatasetDict | IterableDatasetDict
     report: dict[str, Any] = field(default_factory=dict)
-    kind: LabelKind = ONE_NUMBER
+    kind: LabelKind = field(default_factory=Number)
 
 
 @dataclass
@@ -54,7 +53,7 @@ class LoadedSequences:
     table: Dataset | IterableDataset
     report: dict[str, Any] = field(default_factory=dict)
     as_read: Dataset | None = None
-    kind: LabelKind = ONE_NUMBER
+    kind: LabelKind = field(default_factory=Number)
 
 
 def load_data(
@@ -104,7 +103,7 @@ def load_data(
         if args.max_train_samples is not None:
             splits["train"] = splits["train"].take(args.max_train_samples)
             report["train_subset"] = {"num_rows": args.max_train_samples}
-        return LoadedData(splits, report | {"leaks": {}}, kind or ONE_NUMBER)
+        return LoadedData(splits, report | {"leaks": {}}, kind)
     tables = _clean(schema, parts, rejected, report)
     if len(parts) > 1:
         names = [pa.array([part.split] * len(one), pa.string()) for part, one in zip(parts, tables)]
@@ -113,7 +112,7 @@ def load_data(
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = split_rows(data, args)
-    if kind:
+    if needs_labels:
         check_labels(splits["train"], kind, parts[0].path)
     num_train = len(splits["train"])
     if args.max_train_samples is not None and args.max_train_samples < num_train:
@@ -121,16 +120,16 @@ def load_data(
         chosen[draw_rows(num_train, seed, args.max_train_samples)] = True
         report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train}
         splits["train"] = keep_rows(splits["train"], chosen)
-        if kind:
+        if needs_labels:
             check_labels(splits["train"], kind, f"--max_train_samples {args.max_train_samples}")
-    if kind:
-        report["warnings"] += reader_of(kind).compare({name: label_facts(one, kind) for name, one in splits.items()})
+    if needs_labels:
+        report["warnings"] += kind.compare_splits({name: kind.facts_of(one) for name, one in splits.items()})
         report["repeats"] = repeat_report(splits, args.sequence_columns, kind)
         if text := describe_repeats(report["repeats"]):
             report["notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
     report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
-    return LoadedData(splits, report, kind or ONE_NUMBER)
+    return LoadedData(splits, report, kind)
 
 
 def load_sequences(
@@ -156,13 +155,13 @@ def load_sequences(
         schema = replace(schema, kind=find_kind(args, parts, report, kind))
     if isinstance(parts[0].data, IterableDataset):
         streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
-        return LoadedSequences(concatenate_datasets(streams), report, kind=schema.kind or ONE_NUMBER)
+        return LoadedSequences(concatenate_datasets(streams), report, kind=schema.kind)
     tables = _clean(schema, parts, rejected, report)
     as_read = None
     if keeps_columns:
         found = [_take_as_read(part.data, one[SOURCE_ROW]) for part, one in zip(parts, tables)]
         as_read = as_dataset(pa.concat_tables(found, promote_options="default"))
-    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read, schema.kind or ONE_NUMBER)
+    return LoadedSequences(as_dataset(_join_bounds(tables)), report, as_read, schema.kind)
 
 
 def _open(
@@ -259,5 +258,5 @@ def check_labels(train: Dataset, kind: LabelKind, where: str) -> None:
             f"{where}: there is {len(train)} training row, from which nothing can be learned. Check the file and the "
             "split; some hundred rows are where learning begins."
         )
-    if problem := reader_of(kind).why_useless(label_facts(train, kind)):
+    if problem := kind.why_useless(kind.facts_of(train)):
         raise DataError(f"{problem} Check the column and the split.")

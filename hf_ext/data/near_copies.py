@@ -20,7 +20,9 @@ Sequences = Sequence[str] | np.ndarray[Any, Any]  # arrays of Python strings
 MAX_K = 5
 KMER_COLUMNS = 2**20  # 5-mers share columns: pairs may seem to share more of them, never fewer
 LETTERS = 27  # A to Z, and one for all others
-FIRST_REFERENCES, MOST_REFERENCES, GROWTH = 64, 32_768, 8
+FIRST_REFERENCES = 64
+MOST_REFERENCES = 32_768
+GROWTH = 8
 FEW = 8  # of variants of one protein nearly any will do
 ROUNDS = (1, 16, 256)  # ends of the first ones, in which those that share most are aligned
 
@@ -33,7 +35,8 @@ def nearest_identities(queries: Sequence[str], references: Sequence[str], at_lea
 
     Cost: 10 ms a distinct antibody chain among 10,000 others, nothing for one that stands among them.
     """
-    known, cutoff = list(dict.fromkeys(references)), max(0.0, at_least - 1e-6)
+    known = list(dict.fromkeys(references))
+    cutoff = max(0.0, at_least - 1e-6)
     found: dict[str, float] = {}
     for query in dict.fromkeys(queries):
         best = extractOne(query, known, scorer=Levenshtein.normalized_similarity, score_cutoff=cutoff)
@@ -52,13 +55,16 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     found = np.array([one in known for one in queries], dtype=bool)
     others = np.random.default_rng(0).permutation(np.array(references, dtype=object))
     found |= _are_near(queries, others[:FEW], identity).any(1)
-    start, size = FEW, FIRST_REFERENCES
+    start = FEW
+    size = FIRST_REFERENCES
     while start < len(others) and not found.all():
-        part, asking = others[start : start + size], np.flatnonzero(~found).tolist()
+        part = others[start : start + size]
+        asking = np.flatnonzero(~found).tolist()
         for index, likely in zip(asking, _likely_references([queries[i] for i in asking], part, identity)):
             rounds = np.split(likely, ROUNDS) if len(likely) else []
             found[index] = any(_are_near([queries[index]], part[chosen], identity).any() for chosen in rounds)
-        start, size = start + size, min(size * GROWTH, MOST_REFERENCES)
+        start += size
+        size = min(size * GROWTH, MOST_REFERENCES)
     return found
 
 
@@ -99,13 +105,16 @@ def kmer_cosines(queries: Sequence[str], references: Sequence[str], k: int = 3) 
 
     Cost: 1 ms for an antibody chain and 10,000 others.
     """
-    mine, theirs = count_kmers(queries, k), count_kmers(references, k)
+    mine = count_kmers(queries, k)
+    theirs = count_kmers(references, k)
     numbers = np.sqrt(np.outer(mine.sum(1), theirs.sum(1)).astype(np.float64))
     for counts in (mine, theirs):
         counts.sum_duplicates()
-    times = np.arange(1, 1 + min(mine.max(), theirs.max()))
-    each = (((mine >= num).astype(np.int64) @ (theirs >= num).T).toarray() for num in times)
-    return np.divide(sum(each, np.zeros_like(numbers)), numbers, out=np.zeros_like(numbers), where=numbers > 0)
+    shared = np.zeros_like(numbers)
+    for times in np.arange(1, 1 + min(mine.max(), theirs.max())):
+        both = (mine >= times).astype(np.int64) @ (theirs >= times).T
+        shared += both.toarray()
+    return np.divide(shared, numbers, out=shared, where=numbers > 0)
 
 
 def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
@@ -128,7 +137,7 @@ def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
 
 
 def num_shared(longest: np.ndarray, edits: np.ndarray, k: int) -> np.ndarray:
-    """How many k-mers two sequences share at least, by the length of the longer one and the edits between them."""
+    """Returns how many k-mers two sequences share at least, by the length of the longer one and their edits."""
     return longest - k + 1 - k * edits
 
 
@@ -158,7 +167,9 @@ def _likely_references(queries: Sequences, references: np.ndarray, identity: flo
         shared = np.bincount(np.concatenate(held), minlength=len(references))
         likely = np.flatnonzero(shared >= needed[k][alike].min())  # few are: all else is done for them alone
         longer = np.maximum(sizes[likely], size)
-        likely = likely[(shared[likely] >= needed[k][longer]) & (np.abs(sizes[likely] - size) <= edits[longer])]
+        has_enough = shared[likely] >= needed[k][longer]
+        has_length = np.abs(sizes[likely] - size) <= edits[longer]
+        likely = likely[has_enough & has_length]
         yield likely[np.argsort(-shared[likely], kind="stable")]
 
 
@@ -166,5 +177,6 @@ def _are_near(queries: Sequences, references: Sequences, identity: float) -> np.
     """Returns bool [q, r]: which of the references are at least that identical to a query."""
     if not len(queries) or not len(references):
         return np.zeros((len(queries), len(references)), bool)
-    cutoff, scorer = max(0.0, identity - 1e-6), Levenshtein.normalized_similarity
+    cutoff = max(0.0, identity - 1e-6)
+    scorer = Levenshtein.normalized_similarity
     return cdist(queries, references, scorer=scorer, score_cutoff=cutoff, dtype=np.float64) >= identity - 1e-9

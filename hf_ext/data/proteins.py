@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..labels.cells import NUMBER, Judged, is_missing
+from ..labels.columns import RowError, judge_cells
 from .arguments import DataArguments
-from .row_errors import RowError, judge_cells
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
-UNKNOWN = "X"
+UNKNOWN_RESIDUE = "X"
 RARE = "UZOBJ"  # accepted here; the tokenizer maps them to X for models whose vocabulary lacks them
 STOP = "*"
 # ESM-2's tokens, in the order of their ids.
@@ -31,8 +31,8 @@ NAME_COLUMN = f"{LEAVE_OUT} If rows may lack this chain, name the column in --mi
 MIN_NUCLEOTIDES = 24
 _SEPARATORS = re.compile(r"[\s.,;:_-]+")
 _MAY_BE_NUCLEOTIDES = re.compile(r"[ACGTUN\s.,;:_-]+").fullmatch
-_IS_PLAIN = re.compile(f"[{STANDARD}{UNKNOWN}{RARE}]{{6,}}").fullmatch  # longer than every marker
-_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN}{RARE}]", re.IGNORECASE | re.ASCII).search
+_IS_PLAIN = re.compile(f"[{STANDARD}{UNKNOWN_RESIDUE}{RARE}]{{6,}}").fullmatch  # longer than every marker
+_NOT_RESIDUE = re.compile(f"[^{STANDARD}{UNKNOWN_RESIDUE}{RARE}]", re.IGNORECASE | re.ASCII).search
 
 # SaProt's: a residue, then the 3Di state of its place, # where one of them is not known.
 _ALTERNATES = re.compile("(?:[A-Z#][a-z#]){3,}").fullmatch
@@ -90,23 +90,28 @@ def clean_chains(
         found, judged, refused = judge_cells(values, judge, name, rows)
         errors += refused
         counts: Counter[str] = Counter()
-        for one, num in zip(judged, np.bincount(found.number, minlength=len(judged)).tolist()):
+        times = np.bincount(found.number, minlength=len(judged))
+        for one, num in zip(judged, times.tolist()):
             counts.update(dict.fromkeys(one.changes, num))
-        changes |= {name: dict(counts)} if counts else {}
+        if counts:
+            changes[name] = dict(counts)
         cleaned[name] = found.spread([one.value for one in judged], pa.string())
     if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
-        named, first = {error.row for error in errors}, next(iter(cleaned))
-        rule, remedy = f"{' and '.join(cleaned)} are all missing", "Fill in one of them, or leave the row out."
-        bare = [int(rows[i]) for i in np.flatnonzero(~np.any(lengths, axis=0))]
-        errors += [RowError(row, first, "", rule, remedy) for row in bare if row not in named]
+        named = {error.row for error in errors}
+        first = next(iter(cleaned))
+        rule = f"{' and '.join(cleaned)} are all missing"
+        remedy = "Fill in one of them, or leave the row out."
+        for row in rows[~np.any(lengths, axis=0)].tolist():
+            if row not in named:
+                errors.append(RowError(row, first, "", rule, remedy))
     return cleaned, errors, changes
 
 
 def judge_sequence(
     cell: object, args: DataArguments, if_missing: str = LEAVE_OUT, may_be_missing: bool = False
 ) -> Judged:
-    """A single cell by the rules of `clean_chains`; "" where it is refused."""
+    """Judges a single cell by the rules of `clean_chains`; "" where it is refused."""
     if is_missing(cell):
         if may_be_missing:
             return Judged("", changes=("missing",))
@@ -116,7 +121,10 @@ def judge_sequence(
     text = cell.strip()
     if rule := _find_nucleotides(text.upper()):
         return Judged("", rule, "Translate it into amino acids first.")
-    sequence, changes = text, ["whitespace_stripped"] * (text != cell)
+    sequence = text
+    changes = []
+    if text != cell:
+        changes.append("whitespace_stripped")
     if not _IS_PLAIN(text):
         sequence = text.removesuffix(STOP)
         if _ALTERNATES(sequence):
@@ -127,7 +135,10 @@ def judge_sequence(
             return Judged("", *_explain(wrong.group(), wrong.start() + 1, len(text)))
         if not sequence:
             return Judged("", "the sequence is a stop codon alone", if_missing)
-        changes += ["upper_cased"] * (sequence != sequence.upper()) + ["stop_codon_trimmed"] * (sequence != text)
+        if sequence != sequence.upper():
+            changes.append("upper_cased")
+        if sequence != text:
+            changes.append("stop_codon_trimmed")
     if args.max_residues is not None and args.too_long == "error" and len(sequence) > args.max_residues:
         rule = f"{len(sequence)} residues are more than max_residues={args.max_residues}"
         return Judged("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")
@@ -135,24 +146,25 @@ def judge_sequence(
 
 
 def _find_nucleotides(text: str) -> str:
-    """The rule that refuses DNA and RNA, each of whose four letters is there; "" for what may be a protein."""
+    """Returns the rule that refuses DNA and RNA, each of whose four letters is there; "" for what may be a protein."""
     if not _MAY_BE_NUCLEOTIDES(text):
         return ""
     letters = _SEPARATORS.sub("", text)
     found = set(letters)
-    if len(letters) < MIN_NUCLEOTIDES or not {"A", "C", "G"} <= found or len(found & {"T", "U"}) != 1:
+    has_all = {"A", "C", "G"} <= found and len(found & {"T", "U"}) == 1
+    if len(letters) < MIN_NUCLEOTIDES or not has_all:
         return ""
     kind, alphabet = ("DNA", "ACGTN") if "T" in found else ("RNA", "ACGUN")
     return f"the sequence reads as {kind}, its {len(letters)} letters are all of {alphabet}"
 
 
 def _explain(letter: str, position: int, length: int) -> tuple[str, str]:
-    """Rule and remedy for a character that is no residue."""
+    """Returns rule and remedy for a character that is no residue."""
     where = f"at position {position} of {length}"
     for letters, name, remedy in _CHARACTERS:
         if letter in letters:
             return f"{name} {where}".replace("LETTER", repr(letter)), remedy
     return (
         f"{letter!a} {where} is not a residue",
-        f"Use {STANDARD}, {UNKNOWN} or {' '.join(RARE)}; one chain per column.",
+        f"Use {STANDARD}, {UNKNOWN_RESIDUE} or {' '.join(RARE)}; one chain per column.",
     )

@@ -16,7 +16,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, load_dat
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from ..errors import DataError
-from .columns import as_dataset, as_text, check_columns
+from ..labels.columns import as_text
+from .columns import as_dataset, check_columns
 from .formats import DELIMITERS, FASTA_SUFFIXES, SUFFIXES, file_format, iter_tables
 from .splits import SPLITS, canonical_split
 
@@ -81,7 +82,8 @@ def read_parts(
         raise DataError(_not_found(path))
     loaded = _load(name, config_name, revision, streaming)
     known = {key: canonical_split(key) for key in loaded}
-    if len(loaded) > 1 and (None in known.values() or len(set(known.values())) < len(known)):
+    is_clear = None not in known.values() and len(set(known.values())) == len(known)
+    if len(loaded) > 1 and not is_clear:
         raise DataError(f"{name} has the splits {', '.join(loaded)}; only train, validation and test are known.")
     return [
         Part(f"{name} ({key})", _number_rows(data, columns, name), known[key] if len(loaded) > 1 else None)
@@ -90,13 +92,13 @@ def read_parts(
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether `name` reads as a Hub dataset: no path that is there, no pattern, no file of a known format."""
+    """Returns whether `name` reads as a Hub dataset: no path that is there, no pattern, no file of a known format."""
     path = Path(name).expanduser()
     return not path.exists() and not file_format(path) and _HUB_ID(name) is not None
 
 
 def local_files(name: str | None) -> list[Path]:
-    """The files on this machine that `read_parts` would read; none of a Hub dataset, or of what is not there.
+    """Returns the files on this machine that `read_parts` would read; none of a Hub dataset, or of what is not there.
 
     Raises:
         DataError: as `read_parts` of a path that cannot be looked up, or of a folder.
@@ -108,7 +110,7 @@ def local_files(name: str | None) -> list[Path]:
 
 
 def peek_columns(name: str | None) -> dict[Path, list[str]]:
-    """File -> its columns, of the files that `read_parts` would read here; of JSON Lines and FASTA the first records'.
+    """Reads the columns of each file that `read_parts` would read here; of JSON Lines and FASTA the first records'.
 
     Raises:
         DataError: as `read_parts`, of the first rows.
@@ -124,7 +126,7 @@ def peek_columns(name: str | None) -> dict[Path, list[str]]:
 
 
 def _find_files(name: str) -> Files:
-    """What `name` means of files; nothing where it is none, or a folder of `save_to_disk`."""
+    """Finds the files that `name` means; nothing where it is none, or a folder of `save_to_disk`."""
     path = Path(name).expanduser()
     if path.is_dir():
         if any((path / saved).exists() for saved in _SAVED):
@@ -144,10 +146,11 @@ def _find_files(name: str) -> Files:
 
 
 def _by_split(paths: Iterable[Path]) -> Files:
-    """Files by the split that their names say, of which shards (`train-00000-of-00002`) may be several."""
+    """Groups files by the split that their names say, of which shards (`train-00000-of-00002`) may be several."""
     files: Files = {}
     for path in sorted(path for path in paths if path.is_file() and file_format(path)):
-        files.setdefault(canonical_split(re.split("[.-]", path.name)[0]), []).append(path)
+        first, *_ = re.split("[.-]", path.name)
+        files.setdefault(canonical_split(first), []).append(path)
     for split, found in files.items():
         if split and len(found) > 1 and not all("-of-" in path.name for path in found):
             names = " and ".join(path.name for path in found)
@@ -189,25 +192,25 @@ def _read_files(paths: list[Path], columns: Collection[str] | None, streaming: b
 
 
 def _iter_numbered(paths: Sequence[Path], columns: Collection[str] | None) -> Iterator[pa.Table]:
-    """Tables of one file after the other, with `source_row` in place of their own; rows are counted on."""
+    """Yields tables of one file after the other, with `source_row` in place of their own; rows are counted on."""
     before = last = 0
     for path in paths:
         for rows, table in iter_tables(path, columns):
             last = before + int(rows[-1])
-            kept = [name for name in table.column_names if name != SOURCE_ROW]
-            yield pa.table({name: table.column(name) for name in kept} | {SOURCE_ROW: before + rows})
+            columns = {name: table.column(name) for name in table.column_names if name != SOURCE_ROW}
+            yield pa.table({**columns, SOURCE_ROW: before + rows})
         before = last
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table:
-    """One table; where a column is numbers here and text there, all columns become text."""
+    """Joins tables; where a column is numbers here and text there, all columns become text."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         texts = []
         for table in tables:
-            kept = [name for name in table.column_names if name != SOURCE_ROW]
-            texts.append(pa.table({name: as_text(table[name]) for name in kept} | {SOURCE_ROW: table[SOURCE_ROW]}))
+            columns = {name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW}
+            texts.append(pa.table({**columns, SOURCE_ROW: table[SOURCE_ROW]}))
         return pa.concat_tables(texts, promote_options="default")
 
 
@@ -218,7 +221,7 @@ def _generate(paths: Sequence[str], columns: Sequence[str]) -> Iterator[dict[str
 
 
 def _load(name: str, config_name: str | None, revision: str | None, streaming: bool) -> Any:
-    """The splits of a Hub dataset, or of a folder of `save_to_disk`."""
+    """Loads the splits of a Hub dataset, or of a folder of `save_to_disk`."""
     try:
         if is_on_hub(name):
             return load_dataset(name, config_name, revision=revision, streaming=streaming)

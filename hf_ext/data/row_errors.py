@@ -5,16 +5,12 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..errors import DataError
 from ..files import write_cell
-from ..labels.cells import Judged, shorten
-from .columns import Distinct, distinct
+from ..labels.columns import RowError
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
@@ -23,50 +19,14 @@ MAX_LISTED = 20
 MIN_LISTED = 3  # of each kind
 
 
-class RowError(NamedTuple):
-    """One refused value. `row` is the 1-based line of the file as an editor shows it (a CSV's header is line 1)."""
-
-    row: int
-    column: str
-    value: str
-    rule: str
-    remedy: str
-
-
 Located = tuple[str, RowError]  # (file, error)
-
-
-def judge_cells(
-    cells: Any, judge: Callable[[Any], Judged], column: str, rows: np.ndarray
-) -> tuple[Distinct, list[Judged], list[RowError]]:
-    """Judges each distinct cell of a column once.
-
-    Args:
-        cells: n of them, see `distinct`.
-        judge: what becomes of one.
-        column: its name.
-        rows: (n,) the row of each cell in its file.
-
-    Returns:
-        The distinct cells, what was found of each, and an error for each row that has a refused one.
-    """
-    found = distinct(cells)
-    values = found.cells.to_pylist()
-    judged = [judge(cell) for cell in values]
-    is_refused = np.array([bool(one.rule) for one in judged], bool)[found.number]
-    errors = []
-    for index in np.flatnonzero(is_refused):
-        number = found.number[index]
-        one = judged[number]
-        errors.append(RowError(int(rows[index]), column, shorten(values[number]), one.rule, one.remedy))
-    return found, judged, errors
 
 
 def format_errors(located: Sequence[Located]) -> str:
     """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
 
     Each kind (a rule in a column of a file) has its first ones listed, 20 in all but at least 3, and the others
-    counted, so that one look at the text is enough to mend the file.
+    counted, so that one look at the text is enough to fix the file.
     """
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for path, error in located:
@@ -90,7 +50,10 @@ def count_rules(errors: Iterable[RowError]) -> dict[str, int]:
 
 
 def _rule_kind(rule: str) -> str:
-    words = ["..." if any(c.isdigit() for c in word) or "'" in word else word for word in rule.split()]
+    words = []
+    for word in rule.split():
+        varies = "'" in word or any(c.isdigit() for c in word)
+        words.append("..." if varies else word)
     return " ".join(words)
 
 
@@ -102,7 +65,7 @@ def refuse(located: Sequence[Located], bad_rows: str) -> None:
     kept = [one for one in located if one[1].rule == NO_SPLIT]
     shown = located if bad_rows == "error" else kept
     if shown:
-        hint = "\nMend these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
+        hint = "\nFix these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
         raise DataError(format_errors(shown) + hint)
 
 
@@ -120,5 +83,6 @@ def append_rejected(path: Path, located: Sequence[Located]) -> None:
         writer = csv.writer(handle)
         if handle.tell() == 0:
             writer.writerow(REJECTED_HEADER)
-        rows = ([error.row, error.column, error.value, error.rule, error.remedy, file] for file, error in located)
-        writer.writerows(map(write_cell, row) for row in rows)
+        for file, error in located:
+            row = [error.row, error.column, error.value, error.rule, error.remedy, file]
+            writer.writerow(map(write_cell, row))

@@ -51,16 +51,19 @@ def leak_report(
     compared = "test" if "test" in splits else "validation"
     if "train" not in splits or compared not in splits or not len(splits[compared]) or not len(splits["train"]):
         return {}
-    train, test = splits["train"], splits[compared]
+    train = splits["train"]
+    test = splits[compared]
     checked = np.arange(len(test))
     if len(test) > MAX_CHECKED:
         checked = np.sort(np.random.default_rng(0).choice(len(test), MAX_CHECKED, replace=False))
-    known, asked = ([split[column][:] for column in columns] for split in (train, test))
+    known = [train[column][:] for column in columns]
+    asked = [test[column][:] for column in columns]
     # bool [columns, identities, checked rows]
     near = [_find_near([mine[i] for i in checked], theirs) for mine, theirs in zip(asked, known)]
 
     def count(mine: list[Any], theirs: list[Any], is_near: np.ndarray) -> dict[str, Any]:
-        there, distinct = set(theirs), set(mine)
+        there = set(theirs)
+        distinct = set(mine)
         return {
             "num_test_rows": len(mine),
             "num_test_sequences": len(distinct),
@@ -70,12 +73,14 @@ def leak_report(
             "near": [{"identity": one, "num_rows": int(rows.sum())} for one, rows in zip(LEAK_IDENTITY, is_near)],
         }
 
-    rows, training_rows = list(zip(*asked)), list(zip(*known))
+    of_columns = {name: count(asked[i], known[i], near[i]) for i, name in enumerate(columns)}
+    rows = list(zip(*asked))
+    training_rows = list(zip(*known))
     first = dict(zip(reversed(training_rows), reversed(_row_numbers(train))))
     repeated = ([number, first[row]] for number, row in zip(_row_numbers(test), rows) if row in first)
     return {
         "compared": compared,
-        "columns": {name: count(*of_column) for name, of_column in zip(columns, zip(asked, known, near))},
+        "columns": of_columns,
         "row": count(rows, training_rows, np.all(near, axis=0)),
         "repeated": list(islice(repeated, MAX_NAMED)),
     }
@@ -83,7 +88,8 @@ def leak_report(
 
 def _find_near(asked: Sequence[str], known: Sequence[str]) -> np.ndarray:
     """Returns bool [identities, asked], from the highest to the lowest, so that who has a near copy is asked once."""
-    references, distinct = list(dict.fromkeys(known)), list(dict.fromkeys(asked))
+    references = list(dict.fromkeys(known))
+    distinct = list(dict.fromkeys(asked))
     near: set[str] = set()
     found = []
     for identity in LEAK_IDENTITY:
@@ -94,7 +100,9 @@ def _find_near(asked: Sequence[str], known: Sequence[str]) -> np.ndarray:
 
 
 def _row_numbers(rows: Dataset) -> Sequence[int]:
-    return rows["source_row"][:] if "source_row" in column_names(rows) else range(1, len(rows) + 1)
+    if "source_row" in column_names(rows):
+        return rows["source_row"][:]
+    return range(1, len(rows) + 1)
 
 
 def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: LabelKind) -> dict[str, Any]:
@@ -115,16 +123,20 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
 
     Cost: one pass; 1 s for 131,072 rows of three sequences.
     """
-    if not kind.is_one_number and kind.task != "classification":
+    if not kind.repeats:
         return {}
     parts = []
     for name, split in splits.items():
         part = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
-        part["split"], part["row"] = name, _row_numbers(split)
-        parts.append(part[np.array(split["bound"][:]) == 0] if "bound" in column_names(split) else part)
+        part["split"] = name
+        part["row"] = _row_numbers(split)
+        if "bound" in column_names(split):
+            part = part[np.array(split["bound"][:]) == 0]
+        parts.append(part)
     table = pd.concat(parts)
     groups = table.groupby([*columns], sort=False)["label"]
-    sizes, disagrees = groups.size(), groups.transform("min") < groups.transform("max")
+    sizes = groups.size()
+    disagrees = groups.transform("min") < groups.transform("max")
     report: dict[str, Any] = {
         "num_rows": int(sizes[sizes > 1].sum()),
         "num_groups": int((sizes > 1).sum()),
@@ -134,18 +146,14 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
         return report
     first = islice(table[disagrees].groupby([*columns], sort=False), MAX_LISTED)
     report["rows"] = [one[["split", "row", "label"]].to_dict("records") for _, one in first]
-    if not kind.is_one_number:
-        for row in chain(*report["rows"]):
-            row["label"] = kind.names[row["label"]]
-        return report
+    for row in chain(*report["rows"]):
+        row["label"] = kind.name_label(row["label"])
     # Repeats that agree count as well: they say that there is less noise.
-    squares = float(((table["label"] - groups.transform("mean")) ** 2).sum())
-    noise = math.sqrt(squares / (report["num_rows"] - report["num_groups"]))
-    return report | {"noise": noise, "share": min(1.0, noise**2 / float(table["label"].var(ddof=0)))}
+    return report | kind.noise(table["label"], groups.transform("mean"), report["num_rows"] - report["num_groups"])
 
 
 def describe_repeats(report: Mapping[str, Any]) -> str:
-    """One sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
+    """Describes repeats in one sentence or two, with the first rows and the ceiling; "" where no labels disagree."""
     if not report.get("num_disagreeing"):
         return ""
     listed = [
@@ -158,11 +166,11 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
     what = "No model gets all of them right."
     remedy = "Write all labels of a sequence into one cell, joined by ; (--task multilabel), correct them"
     if "noise" in report:
-        what, remedy = (
+        what = (
             f"Noise of {report['noise']:.3g} follows. If all rows are as noisy ({report['share']:.0%} of their "
-            f"variance), no model's RMSE falls below it, no Pearson rises above {math.sqrt(1 - report['share']):.3f}.",
-            "Average them",
+            f"variance), no model's RMSE falls below it, no Pearson rises above {math.sqrt(1 - report['share']):.3f}."
         )
+        remedy = "Average them"
     return f"{text} {what} {remedy}, or name what tells them apart in --sequence_columns."
 
 
@@ -171,8 +179,7 @@ def _show(label: float | str) -> str:
 
 
 def find_missing(splits: Mapping[str, Dataset], columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Counts the rows that lack a chain, of columns that some training rows lack and others have: what a model can
-    learn to do without.
+    """Counts rows that lack a chain, of columns that only some training rows lack: a model can learn from that.
 
     Args:
         splits: rows in memory, "train" among them.

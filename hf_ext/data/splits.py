@@ -14,8 +14,9 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..labels.columns import distinct
 from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
-from .columns import as_dataset, distinct, factorize
+from .columns import as_dataset, factorize
 from .formats import read_lines
 from .near_copies import find_families
 
@@ -25,12 +26,12 @@ ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "vali
 
 
 def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
-    """At most `most` numbers below `num_rows`, drawn by `seed`, rising; None: all."""
+    """Draws at most `most` numbers below `num_rows` by `seed`, in rising order; None: all."""
     return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
 
 
 def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
-    """The rows of `data` where `mask` (n,) is True, copied: a selection of single rows is 20 times slower to read."""
+    """Copies the rows of `data` where `mask` (n,) is True: a selection of single rows is 20 times slower to read."""
     return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
 
@@ -62,7 +63,9 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
 
     Cost: random and group take milliseconds; see `find_clusters` for cluster.
     """
-    shares, seed, rule = check_sizes(args.split_sizes), args.split_seed, args.split or "random"
+    shares = check_sizes(args.split_sizes)
+    seed = args.split_seed
+    rule = args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
     named_by = args.split_column or (None if args.split else next(iter(own_column), None))
     report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
@@ -81,10 +84,12 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
                 report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
             data = data.add_column(SPLIT_CLUSTER, groups.tolist())
     data = data.remove_columns(own_column)
-    splits = DatasetDict(
-        {name: keep_rows(data, side == number) for number, name in enumerate(SPLITS) if (side == number).any()}
-    )
-    return splits, report | {"sizes": {name: len(split) for name, split in splits.items()}}
+    splits = DatasetDict()
+    for number, name in enumerate(SPLITS):
+        if (side == number).any():
+            splits[name] = keep_rows(data, side == number)
+    report["sizes"] = {name: len(split) for name, split in splits.items()}
+    return splits, report
 
 
 def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.ndarray:
@@ -149,10 +154,11 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
 
 
 def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
-    """Of rows whose split a column names; of train, a share that is drawn where no row says validation."""
+    """Assigns rows to the splits that a column names; validation is drawn from train where no row says it."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
-    side = np.array([SPLITS.index(str(canonical_split(name))) for name in names], np.int64)[found.number]
+    side_of = [SPLITS.index(str(canonical_split(name))) for name in names]
+    side = np.array(side_of, np.int64)[found.number]
     train = np.flatnonzero(side == 0)
     if not len(train):
         raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")
@@ -173,9 +179,12 @@ def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDa
     met on average only. Each split reads the whole stream and keeps its rows. No validation is carved out of a split
     column. Arguments as of `split_rows`; clusters need all rows at once, and `DataArguments` refuses them.
     """
-    shares, column, rule = check_sizes(args.split_sizes), args.split_column, args.split or "random"
+    shares = check_sizes(args.split_sizes)
+    column = args.split_column
+    rule = args.split or "random"
     report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
-    keys = [column] if column else [check_rule(rule)[1]] if check_rule(rule)[1] else args.sequence_columns
+    key = column or check_rule(rule)[1]
+    keys = [key] if key else args.sequence_columns
     if not column:
         report["notes"].append("a stream: rows are assigned by a seeded hash, sizes hold on average")
     splits = IterableDatasetDict()
@@ -197,7 +206,8 @@ class _StreamSide:
     seed: int
 
     def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        return [self._find(cells) == self.number for cells in zip(*(batch[key] for key in self.keys))]
+        columns = [batch[key] for key in self.keys]
+        return [self._find(cells) == self.number for cells in zip(*columns)]
 
     def _find(self, cells: Sequence[object]) -> int:
         if self.shares is None:
@@ -207,14 +217,16 @@ class _StreamSide:
         position = int.from_bytes(digest, "big") / 2**64
         if position < self.shares[0]:
             return 0
-        return 1 if self.shares[2] == 0 or position < self.shares[0] + self.shares[1] else 2
+        if self.shares[2] == 0 or position < self.shares[0] + self.shares[1]:
+            return 1
+        return 2
 
 
 def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     """Returns int64 [n] of 0, 1, 2; counts are rounded shares, at least one row for every share above 0."""
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if num < len(wanted):
-        raise DataError(_describe_lack(f"{num} row{'s' * (num != 1)}", shares))
+        raise DataError(_describe_lack(_count(num, "row"), shares))
     counts = [0, 0, 0]
     for number in wanted[1:]:
         counts[number] = max(1, round(shares[number] * num))
@@ -225,8 +237,14 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     return side[np.random.default_rng(seed).permutation(num)]
 
 
+def _count(num: int, what: str) -> str:
+    """Returns "1 row", "2 rows"."""
+    return f"{num} {what}" if num == 1 else f"{num} {what}s"
+
+
 def _describe_lack(what: str, shares: Sequence[float]) -> str:
-    given, num = " ".join(f"{share:g}" for share in shares), sum(share > 0 for share in shares)
+    given = " ".join(f"{share:g}" for share in shares)
+    num = sum(share > 0 for share in shares)
     return (
         f"{what} cannot fill {num} splits (--split_sizes {given}): add rows, or set the share of a split that may be "
         "empty to 0."
@@ -234,12 +252,13 @@ def _describe_lack(what: str, shares: Sequence[float]) -> str:
 
 
 def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:
-    """Largest group first, each to the split that still lacks most; no wanted split stays empty."""
+    """Assigns groups to splits, largest first, each to the split that still lacks most; no wanted split stays empty."""
     sizes = np.bincount(groups)
     wanted = [number for number, share in enumerate(shares) if share > 0]
     if len(sizes) < len(wanted):
-        where, plural = f" in column {column!r}" if column else "", "s" * (len(sizes) != 1)
-        raise DataError(f"--split {kind}: {_describe_lack(f'{len(sizes)} {kind}{plural}{where}', shares)}")
+        where = f" in column {column!r}" if column else ""
+        found = _describe_lack(f"{_count(len(sizes), kind)}{where}", shares)
+        raise DataError(f"--split {kind}: {found}")
     order = np.random.default_rng(seed).permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
     lacking = {number: shares[number] * len(groups) for number in wanted}

@@ -57,7 +57,7 @@ class DoctorArguments:
 
 
 def guess_task(argv: list[str]) -> str:
-    """The task that a flag, or a key of the YAML file, belongs to alone; "affinity" where all of them are common."""
+    """Guesses the task by a flag, or a key of the YAML file, that only it has; "affinity" where all are common."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--config")
     given, words = scan.parse_known_args(argv)
@@ -70,7 +70,9 @@ def guess_task(argv: list[str]) -> str:
     own = {task: _field_names(find_task(task)) for task in TASKS}
     if names & (own["generation"] - own["masked_lm"] - own["affinity"]):
         return "generation"
-    return "masked_lm" if names & (own["masked_lm"] - own["affinity"]) else "affinity"
+    if names & (own["masked_lm"] - own["affinity"]):
+        return "masked_lm"
+    return "affinity"
 
 
 def _field_names(task: Task) -> set[str]:

@@ -24,14 +24,14 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
 
 
 def find_problems(facts: Facts) -> list[Finding]:
-    """Everything that is off, what stops the run first."""
+    """Finds everything that is off, what stops the run first."""
     checks = (_packages, _plan, _device, _memory, _disk, _colab, _hub)
     found = [*facts.sketch.problems, *(finding for check in checks for finding in check(facts))]
     return sorted(found, key=lambda finding: finding.level != "stops")
 
 
 def would_run(findings: list[Finding]) -> bool:
-    """Whether nothing would stop the command."""
+    """Returns whether nothing would stop the command."""
     return all(finding.level != "stops" for finding in findings)
 
 
@@ -82,7 +82,8 @@ def _device(facts: Facts) -> Iterator[Finding]:
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
-    room, main = usable_memory(facts.machine), facts.main
+    room = usable_memory(facts.machine)
+    main = facts.main
     if main is not None and main.schedule is not None and main.schedule.steps < 1:
         yield Finding("steps", "stops", "nothing would be trained: no step", "--num_train_epochs 1 or more")
     if room is None or main is None:
@@ -108,7 +109,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
 
 
 def _disk(facts: Facts) -> Iterator[Finding]:
-    machine, main = facts.machine, facts.main
+    machine = facts.machine
+    main = facts.main
     if main is not None and facts.args.save_total_size_gb is not None:
         try:
             check_budget(main.checkpoint, read_policy(facts.args), main.exported_bytes)
@@ -122,7 +124,8 @@ def _disk(facts: Facts) -> Iterator[Finding]:
         "hub_cache": "export HF_HOME=/path/with/room, or free space there",
     }
     for name, needed in facts.needed_bytes.items():
-        free, folder = machine.free_bytes[name], getattr(machine, name)
+        free = machine.free_bytes[name]
+        folder = getattr(machine, name)
         if needed and not machine.is_writable[name]:
             yield Finding("disk", "stops", f"{folder}: nothing can be written there", remedies[name])
         elif needed > free:

@@ -95,7 +95,7 @@ class Facts:
 
 
 def usable_memory(machine: Machine) -> int | None:
-    """The card's memory, or what the host has free, in bytes; None where not known."""
+    """Returns the card's memory, or what the host has free, in bytes; None where not known."""
     if machine.hardware.kind == "cpu":
         return round(machine.free_memory_gib * 2**30)
     if machine.hardware.memory_gib is None:
@@ -106,7 +106,7 @@ def usable_memory(machine: Machine) -> int | None:
 def gather(
     task: Task, arguments: Sequence[Any], args: Any, device: str | None = None, measure_seconds: float = 0.0
 ) -> Facts:
-    """Everything that can be known of a run before it starts.
+    """Gathers everything that can be known of a run before it starts.
 
     Args:
         task: of hf_ext, or a script's.
@@ -130,18 +130,21 @@ def gather(
     last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in sketch.stages]
     facts = Facts(args, machine, read_packages(), sketch, stages, host_bytes)
-    return facts if facts.main is None else Facts(**{**vars(facts), "args": facts.main.stage.args})
+    if facts.main is None:
+        return facts
+    return Facts(**{**vars(facts), "args": facts.main.stage.args})
 
 
 def _check_output(args: Any) -> None:
-    """As a run checks its folder, but makes none."""
+    """Checks the output folder as a run does, but makes none."""
     if Path(args.output_dir).is_dir():
         check_folder(args.output_dir)
     refuse_asked(args)
 
 
 def _look(stage: Stage, machine: Machine, seconds: float, read_seconds: float | None) -> StageFacts:
-    args, plan = stage.args, make_plan(stage.args, stage.model, stage.rows, stage.inputs, machine.hardware)
+    args = stage.args
+    plan = make_plan(stage.args, stage.model, stage.rows, stage.inputs, machine.hardware)
     schedule = make_schedule(plan, stage)
     rows = max(1, round(schedule.batch_rows / args.world_size)) if schedule else args.per_device_train_batch_size
     kept = [part for part in stage.parts if part.is_kept(plan)]

@@ -59,7 +59,7 @@ class Machine:
 
 
 def read_machine(args: Any, device: str | None = None) -> Machine:
-    """This machine, with the card that `device` names, if any, in place of its own.
+    """Reads this machine, with the card that `device` names, if any, in place of its own.
 
     Args:
         args: `FastTrainingArguments`.
@@ -117,11 +117,13 @@ class Package:
             return "not installed"
         if not SpecifierSet(self.wanted).contains(self.installed, prereleases=True):
             return f"{self.wanted} is wanted"
-        return None if self.is_required else import_problem(self.name.replace("-", "_"))
+        if self.is_required:
+            return None
+        return import_problem(self.name.replace("-", "_"))
 
 
 def read_packages() -> list[Package]:
-    """The project's own requirements, in their order; none where hf_ext runs without being installed."""
+    """Reads the project's own requirements, in their order; none where hf_ext runs without being installed."""
     try:
         lines = requires("hf_ext") or []
     except PackageNotFoundError:

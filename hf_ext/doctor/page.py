@@ -27,18 +27,20 @@ PRECISIONS = {  # that `max_speed` trains in
 
 
 def format_page(facts: Facts, findings: list[Finding]) -> str:
-    """A page of 100 columns: whether it would run, time, memory, disk; what is off; what that rests on."""
+    """Formats a page of 100 columns: whether it would run, time, memory, disk; what is off; what that rests on."""
     sections = [_answer(facts, findings), _off(findings), _data(facts), _stages(facts), _basis(facts)]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
 
 
 def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
-    """`text` in lines of the page's width."""
+    """Wraps `text` in lines of the page's width."""
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
-    sketch, main, name = facts.sketch, facts.main, facts.machine.hardware.name
+    sketch = facts.sketch
+    main = facts.main
+    name = facts.machine.hardware.name
     if would_run(findings):
         yield f"This command would run on {name}."
     else:
@@ -64,7 +66,9 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     free = facts.machine.free_bytes["output_dir"] / GB
     listed = ", ".join(f"{parts[name]} {size}" for name, size in needed.items())
     yield from _line("disk", f"{listed} at most; {free:.1f} GB free in {facts.machine.output_dir}")
-    first = findings[0].remedy if findings else "--dataset_name, for rows of yours" if sketch.is_demo else "nothing"
+    first = "--dataset_name, for rows of yours" if sketch.is_demo else "nothing"
+    if findings:
+        first = findings[0].remedy
     yield from _line("change first", first)
 
 
@@ -92,7 +96,7 @@ def _off(findings: list[Finding]) -> Iterator[str]:
 
 
 def _data(facts: Facts) -> Iterator[str]:
-    """All that the run would say of its rows, in its own words: how many there are, and what of them may be wrong."""
+    """Yields all that the run would say of its rows: how many there are, and what of them may be wrong."""
     sketch = facts.sketch
     for line in sketch.describe().splitlines() if sketch.describe else ():
         yield from wrap(line.strip(), line[: -len(line.lstrip())])
@@ -101,14 +105,15 @@ def _data(facts: Facts) -> Iterator[str]:
 
 
 def _stages(facts: Facts) -> Iterator[str]:
-    """A row for each of several stages, also those that the command does not run."""
+    """Yields a row for each of several stages, also those that the command does not run."""
     if len(facts.stages) < 2:
         return
     rows = []
     for each in facts.stages:
         total = each.times.total
-        parts = [row_flops(part, each.stage, each.schedule) for part in each.stage.parts] if each.schedule else []
-        flops = sum(map(sum, parts))  # of training with its evaluations; 0 where its length is not known
+        flops = 0.0  # of training with its evaluations; 0 where its length is not known
+        if each.schedule:
+            flops = sum(sum(row_flops(part, each.stage, each.schedule)) for part in each.stage.parts)
         num_trained = sum(one.numel() for one in each.stage.model.parameters() if one.requires_grad)
         rows.append(
             [
@@ -128,7 +133,9 @@ def _stages(facts: Facts) -> Iterator[str]:
 
 
 def _basis(facts: Facts) -> Iterator[str]:
-    machine, hardware, main = facts.machine, facts.machine.hardware, facts.main
+    machine = facts.machine
+    hardware = facts.machine.hardware
+    main = facts.main
     yield "What this rests on; no measurement of this run:"
     size = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
     described = ", described; cores, memory and disks are this machine's" if machine.is_described else ""

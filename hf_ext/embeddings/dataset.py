@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..data.label_tensors import stack_labels
 from ..errors import DataError
 from ..labels import LabelKind
 from .store import EmbeddingStore
@@ -131,7 +130,7 @@ class EmbeddedResidues(Dataset):
         batch: dict[str, Any] = {"embeddings": {self.name: torch.cat(states)}}
         batch["missing"] = {self.name: torch.arange(longest) >= lengths[:, None]}
         if self.labels is not None:
-            batch["labels"] = stack_labels(self.kind, [self.labels[i] for i in indices], longest)
+            batch["labels"] = self.kind.stack([self.labels[i] for i in indices], longest)
         return batch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -169,5 +168,5 @@ class StateTable:
         return self.store.gather_states([self._sequences[_key(ids)] for ids in antigens])
 
 
-def _key(ids: Any) -> bytes:
+def _key(ids: np.ndarray) -> bytes:
     return np.asarray(ids, np.int64).tobytes()

@@ -6,7 +6,7 @@ from typing import Any
 _HOMES = {
     "METRIC_NAMES": "evaluate_metrics",
     "RowMetrics": "row_metrics",
-    "collapse_report": "alarms",
+    "collapse_report": "kinds",
     "judge": "verdict",
     "label_audit": "alarms",
     "load_metric": "evaluate_metrics",

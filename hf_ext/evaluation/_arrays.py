@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 
+Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
-def to_numpy(values: Any) -> NDArray[Any]:
-    """Copy a tensor to numpy (bfloat16 by way of float32, as numpy has none); anything else goes through `asarray`."""
+def to_numpy(values: Any) -> Array:
+    """Converts a tensor to numpy (bfloat16 as float32, since numpy has none); anything else goes through `asarray`."""
     if hasattr(values, "detach"):  # a torch tensor, told by its interface so that torch is not imported
         values = values.detach()
         values = values.float().cpu().numpy() if values.is_floating_point() else values.cpu().numpy()
@@ -48,7 +50,8 @@ def as_column(values: Any, name: str) -> FloatArray:
 
 def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
     """Returns both as float64 columns of one length; raises `DataError` where the lengths differ."""
-    predicted, measured = as_column(predictions, "predictions"), as_column(references, "references")
+    predicted = as_column(predictions, "predictions")
+    measured = as_column(references, "references")
     if len(predicted) != len(measured):
         raise DataError(f"{len(predicted)} predictions for {len(measured)} references: one per row is needed.")
     return predicted, measured
@@ -71,7 +74,7 @@ def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np
 
 
 def count_not_finite(values: NDArray[Any], name: str, row: NDArray[np.int64] | None = None) -> str | None:
-    """Say how many values, (n, ...), are NaN or infinite and where the first one is; None where all are finite.
+    """Says how many values, (n, ...), are NaN or infinite and where the first one is; None where all are finite.
 
     `row` is the row of each, (n,); None: they are rows.
     """
@@ -83,7 +86,7 @@ def count_not_finite(values: NDArray[Any], name: str, row: NDArray[np.int64] | N
 
 
 def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
-    """Value -> the rows that have it, in the order in which values first occur."""
+    """Maps each value to the rows that have it, in the order in which values first occur."""
     places: dict[Any, list[int]] = {}
     for row, value in enumerate(values):
         places.setdefault(value, []).append(row)
@@ -91,5 +94,5 @@ def places_of(values: Iterable[Any]) -> dict[Any, list[int]]:
 
 
 def divide(part: FloatArray, whole: FloatArray) -> FloatArray:
-    """Divide, with NaN (and no warning) where `whole` is 0."""
+    """Divides, with NaN (and no warning) where `whole` is 0."""
     return np.divide(part, whole, out=np.full(np.shape(part), math.nan), where=whole != 0)

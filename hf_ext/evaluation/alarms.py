@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..labels import ONE_NUMBER, LabelKind
 from ..labels.cells import show_names
-from ._arrays import FloatArray, as_column, as_pair, count_not_finite
-from .class_metrics import find_shares
-from .kinds import known_values, rows_for
+from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
 from .metrics import MetricValue
 
 MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
@@ -21,6 +17,8 @@ NEAR_CONSTANT = "close to a constant"
 FEW_DISTINCT_SHARE = 0.01
 FEW_DISTINCT_OF_REFERENCES = 0.1
 BLOCK_SHARE = 0.05  # of rows that share one value: a detection limit or a default rather than a measurement
+Examined = tuple[dict[str, Any], dict[str, str]]  # a report, and alarms by what they are about
+
 SIMPLE_STEP = 0.25  # multiples of it are bfloat16 numbers anyway, so they say nothing about rounding
 
 # Nobody's dissociation constants in M reach a millimolar; a pKd or a fitness in which all are smaller is none.
@@ -32,46 +30,8 @@ UNIT_GAP = 2.0  # decades without any label: units differ by three at least, and
 MIN_SIDE = 0.02  # of the labels, on each side of the gap
 
 
-def collapse_report(predictions: Any, references: Any, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
-    """Say whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
-
-    Args:
-        predictions, references: (n,) or (n, 1) numbers in one unit; of another `kind` as `rows_for` takes them.
-        kind: of label. Of several numbers the report is of the first, the alarms of all.
-
-    Returns:
-        What `label_audit` says of the predictions; reference_std (also the RMSE of the references' own mean),
-        spread_ratio, rmse, looks_bfloat16 (None: too few rows to tell), alarms (sentences; empty where nothing is
-        wrong). Numbers are over rows where both are finite, None where undefined. Of classes and several labels: n
-        values; log_loss, and reference_log_loss, that of predicting the shares in these references; spread_ratio, the
-        standard deviation of the probabilities by that of the truth; of classes also num_distinct, how many are
-        predicted, and never_predicted, names of those that 30 values and more are; alarms.
-
-    Raises:
-        DataError: shapes or lengths do not fit.
-    """
-    report, alarms = examine_predictions(predictions, references, kind)
-    return {**report, "alarms": [*alarms.values()]}
-
-
-def examine_predictions(
-    predictions: Any, references: Any, kind: LabelKind = ONE_NUMBER
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what `collapse_report` does, and its alarms by what they are about."""
-    if kind.is_one_number:
-        return _examine_numbers(predictions, references)
-    values, truth, _ = known_values(kind, predictions, references)
-    if not kind.is_numeric:
-        return _examine_probabilities(kind, values, truth, rows_for(kind, predictions, references).value("log_loss"))
-    columns = [(value, of, np.isfinite(of)) for value, of in zip(values.T, np.atleast_2d(truth.T))]
-    found = [_examine_numbers(value[known], of[known]) for value, of, known in columns]
-    if kind.per_residue:
-        return found[0]
-    named = [(name, about, text) for name, (_, alarms) in zip(kind.names, found) for about, text in alarms.items()]
-    return found[0][0], {f"{about} {name}": f"{name}: {text}" for name, about, text in named}
-
-
-def _examine_numbers(predictions: Any, references: Any) -> tuple[dict[str, Any], dict[str, str]]:
+def examine_numbers(predictions: Any, references: Any) -> Examined:
+    """Returns what `collapse_report` says of (n,) numbers, and its alarms by what they are about."""
     predicted, measured = as_pair(predictions, references)
     sides = {"predictions": predicted, "references": measured}
     problems = {name: count_not_finite(values, name) for name, values in sides.items()}
@@ -178,29 +138,38 @@ def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: in
     return alarms
 
 
-def _examine_probabilities(
-    kind: LabelKind, values: NDArray[Any], truth: FloatArray, loss: MetricValue
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Of known values, as of `known_values`; `loss` is their log loss."""
-    is_set, num = kind.task == "multilabel", len(values)
-    shares = find_shares(truth, None if is_set else kind.num_outputs)
-    constant = rows_for(kind.of_rows, np.broadcast_to(shares, values.shape), truth).value("log_loss")
+def examine_probabilities(
+    names: tuple[str, ...],
+    values: Array,
+    shares: FloatArray,
+    loss: MetricValue,
+    constant: MetricValue,
+    counted: tuple[IntArray, IntArray] | None = None,
+) -> Examined:
+    """Returns what `collapse_report` says of probabilities, (n, outputs), and its alarms by what they are about.
+
+    Args:
+        names: of the outputs.
+        shares: of each name in the labels.
+        loss, constant: log loss of the values, and of these shares.
+        counted: of classes how often each is the label, and how often it is predicted.
+    """
+    num = len(values)
     report: dict[str, Any] = {"n": num, "log_loss": loss.known, "reference_log_loss": constant.known}
     report |= {"spread_ratio": None, "num_distinct": None, "never_predicted": []}
     if loss.undefined:
         return report, {"not finite predictions": f"{loss.undefined}."}
     if variance := np.nansum(shares * (1 - shares)):
         report["spread_ratio"] = float(np.sqrt(np.var(values, axis=0, dtype=np.float64).sum() / variance))
-    found = values.argmax(axis=1)
-    if not is_set:
-        occurs, called = (np.bincount(each, minlength=kind.num_outputs) for each in (truth.astype(np.int64), found))
+    if counted is not None:
+        occurs, called = counted
         report["num_distinct"] = int(np.count_nonzero(called))
-        report["never_predicted"] = [kind.names[j] for j in np.flatnonzero((occurs >= MIN_ROWS) & (called == 0))]
+        report["never_predicted"] = [names[j] for j in np.flatnonzero((occurs >= MIN_ROWS) & (called == 0))]
     if num < MIN_ROWS or not variance:
         return report, {}
     alarms = {}
     if report["num_distinct"] == 1:
-        alarms["one value"] = f"All {num:,} predictions are {kind.names[found[0]]}: the model is a constant."
+        alarms["one value"] = f"All {num:,} predictions are {names[int(values[0].argmax())]}: the model is a constant."
     elif never := report["never_predicted"]:
         named = show_names(never)
         alarms["never predicted"] = f"Never predicted, though {MIN_ROWS} labels or more are it: {named}."

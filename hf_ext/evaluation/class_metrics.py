@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray, count_not_finite, divide
+from ._arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .metrics import Counted, Rows, Summed
 from .ranks import Once, Ranking, sort_ties
 
@@ -39,23 +38,29 @@ class Classification(Rows):
 
     def __init__(
         self,
-        probabilities: NDArray[Any],
-        labels: NDArray[np.int64],
+        probabilities: Array,
+        labels: IntArray,
         classes: Sequence[str],
-        row: NDArray[np.int64],
+        row: IntArray,
         num_rows: int,
     ) -> None:
         super().__init__(num_rows)
-        self._row, self._labels, self._classes = row, labels, classes
+        self._row = row
+        self._labels = labels
+        self._classes = classes
         self._problem = count_not_finite(probabilities, "predictions", row)
         self.predicted = probabilities.argmax(axis=1)
-        self._top, true = (probabilities[np.arange(len(labels)), each] for each in (self.predicted, labels))
+        rows = np.arange(len(labels))
+        self._top = probabilities[rows, self.predicted]
+        true = probabilities[rows, labels]
         self._losses = -np.log(np.maximum(true.astype(np.float64), LEAST))
         self._second = probabilities[:, -1].astype(np.float64)
 
     def why_undefined(self, name: str) -> str | None:
-        if self.num_rows == 0 or not len(self._labels):
-            return "no rows" if self.num_rows == 0 else f"the {self.num_rows:,} rows hold no known class"
+        if self.num_rows == 0:
+            return "no rows"
+        if not len(self._labels):
+            return f"the {self.num_rows:,} rows hold no known class"
         if self._problem:
             return self._problem
         if name in ("mcc", "auroc") and (problem := self._all_one(self._labels, "labels")):
@@ -65,21 +70,22 @@ class Classification(Rows):
         return self.why_constant() if name == "mcc" else None
 
     def why_constant(self) -> str | None:
-        """That all predictions are one class; None where they are several, or there are none."""
+        """Says that all predictions are one class; None where they are several, or there are none."""
         return self._all_one(self.predicted, "predictions")
 
-    def _all_one(self, values: NDArray[np.int64], side: str) -> str | None:
+    def _all_one(self, values: IntArray, side: str) -> str | None:
         if not len(values) or (values != values[0]).any():
             return None
         return f"all {len(values):,} {side} are {self._classes[values[0]]}"
 
     def _sum(self, values: FloatArray) -> FloatArray:
-        """Of each row."""
+        """Sums values per row."""
         return np.bincount(self._row, values, self.num_rows).astype(np.float64)
 
     @cached_property
     def means(self) -> dict[str, Summed]:
-        numbers, right = self._sum(np.ones(len(self._row))), (self.predicted == self._labels).astype(np.float64)
+        numbers = self._sum(np.ones(len(self._row)))
+        right = (self.predicted == self._labels).astype(np.float64)
         right[~np.isfinite(self._top)] = np.nan
         return {"accuracy": Summed(self._sum(right), numbers), "log_loss": Summed(self._sum(self._losses), numbers)}
 
@@ -93,32 +99,32 @@ class Classification(Rows):
         is_right = true == called
         where = np.concatenate([true, len(found) + called, 2 * len(found) + true[is_right]])
         row = np.concatenate([self._row, self._row, self._row[is_right]])
-        table = csr_matrix((np.ones(len(row)), (where, row)), shape=(3 * len(found), self.num_rows))
+        entries = (np.ones(len(row)), (where, row))
+        table = csr_matrix(entries, shape=(3 * len(found), self.num_rows))
         return Once(lambda counts: np.split((table @ counts.T).T, 3, axis=1))
 
     def balanced_accuracy(self, counts: FloatArray) -> FloatArray:
-        """Mean over the classes that occur of the share of their rows that is predicted right."""
+        """Averages, over the classes that occur, the share of their rows that is predicted right."""
         true, _, right = self._tallies(counts)
         return _mean(divide(right, true), true > 0)
 
     def macro_f1(self, counts: FloatArray) -> FloatArray:
-        """Mean F1 of the classes that occur; one that is predicted and never true lowers that of the others."""
+        """Averages F1 over the classes that occur; one that is predicted and never true lowers that of the others."""
         true, called, right = self._tallies(counts)
         return _mean(divide(2 * right, true + called), true > 0)
 
     def mcc(self, counts: FloatArray) -> FloatArray:
-        """Matthews correlation, of any number of classes: 1 where all is right, 0 by chance and of one class alone.
+        """Computes Matthews correlation of any number of classes: 1 where all is right, 0 by chance and of one class.
 
         Source: J. Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient,
         Computational Biology and Chemistry 28 (2004), 367.
         """
         true, called, right = self._tallies(counts)
         squares = true.sum(axis=1) ** 2
-        in_both, in_called, in_true = (
-            np.einsum("bk,bk->b", *pair) for pair in ((true, called), (called, called), (true, true))
-        )
-        covariance = true.sum(axis=1) * right.sum(axis=1) - in_both
-        return np.nan_to_num(divide(covariance, np.sqrt((squares - in_called) * (squares - in_true))))
+        covariance = true.sum(axis=1) * right.sum(axis=1) - np.einsum("bk,bk->b", true, called)
+        of_called = squares - np.einsum("bk,bk->b", called, called)
+        of_true = squares - np.einsum("bk,bk->b", true, true)
+        return np.nan_to_num(divide(covariance, np.sqrt(of_called * of_true)))
 
     @cached_property
     def _gaps(self) -> FloatArray:
@@ -133,15 +139,17 @@ class Classification(Rows):
         return sums.reshape(self.num_rows, NUM_BINS).astype(np.float64)
 
     def calibration_error(self, counts: FloatArray) -> FloatArray:
-        """Mean gap between the probability of the predicted class and the share that is right, over 15 bins.
+        """Averages the gap between the probability of the predicted class and the share that is right, over 15 bins.
 
         Bins hold equally many values of all rows, ordered by that probability (adaptive expected calibration error).
         """
         return divide(np.abs(counts @ self._gaps).sum(axis=1), counts @ self.means["accuracy"].numbers)
 
     def metric(self, name: str) -> Counted:
-        """The metric as a function of counts; of the second of two classes see `Ranking`."""
-        return getattr(self._ranking, name) if name in TWO_CLASS_METRICS else super().metric(name)
+        """Returns the metric as a function of counts; of the second of two classes see `Ranking`."""
+        if name in TWO_CLASS_METRICS:
+            return getattr(self._ranking, name)
+        return super().metric(name)
 
     @cached_property
     def _ranking(self) -> Ranking:
@@ -158,47 +166,56 @@ class Multilabel(Rows):
     Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
 
-    def __init__(self, probabilities: NDArray[Any], labels: FloatArray) -> None:
+    def __init__(self, probabilities: Array, labels: FloatArray) -> None:
         super().__init__(len(labels))
-        self._probabilities, self._known, self._has = probabilities, np.isfinite(labels), labels == 1
+        self._probabilities = probabilities
+        self._known = np.isfinite(labels)
+        self._has = labels == 1
         self._problem = count_not_finite(probabilities, "predictions")
 
     def why_undefined(self, name: str) -> str | None:
-        if self.num_rows == 0 or not self._known.any():
-            return "no rows" if self.num_rows == 0 else f"the {self.num_rows:,} rows hold no known label"
+        if self.num_rows == 0:
+            return "no rows"
+        if not self._known.any():
+            return f"the {self.num_rows:,} rows hold no known label"
         if self._problem:
             return self._problem
-        return None if name == "log_loss" or self._has.any() else "no row has any of the labels"
+        if name == "log_loss" or self._has.any():
+            return None
+        return "no row has any of the labels"
 
     @cached_property
     def means(self) -> dict[str, Summed]:
         of_truth = np.where(self._has, self._probabilities, 1 - self._probabilities).astype(np.float64)
         losses = -np.log(np.maximum(of_truth, LEAST))
-        return {"log_loss": Summed(np.where(self._known, losses, 0).sum(axis=1), self._known.sum(axis=1, dtype=float))}
+        summed = np.where(self._known, losses, 0).sum(axis=1)
+        return {"log_loss": Summed(summed, self._known.sum(axis=1, dtype=float))}
 
     @cached_property
     def _at_cuts(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of each row, how many labels each threshold predicts, how many of these it has, (n, cuts), and has in all."""
         row, _ = np.nonzero(self._known)
-        values, has = self._probabilities[self._known], self._has[self._known]
+        values = self._probabilities[self._known]
+        has = self._has[self._known]
         ranks = np.unique(np.geomspace(1, len(values), NUM_CUTS).astype(np.int64))
         cuts = np.unique(np.sort(values)[-ranks])
         level = np.searchsorted(cuts, values, side="right")  # how many thresholds it reaches
-        place, size = row * (len(cuts) + 1) + level, (self.num_rows, len(cuts) + 1)
+        place = row * (len(cuts) + 1) + level
+        size = (self.num_rows, len(cuts) + 1)
 
-        def reached(place: NDArray[np.int64]) -> FloatArray:
+        def reached(place: IntArray) -> FloatArray:
             table = np.bincount(place, minlength=size[0] * size[1]).reshape(size)
             return np.cumsum(table[:, ::-1], axis=1, dtype=np.float64)[:, :-1]
 
         return reached(place), reached(place[has]), self._has.sum(axis=1, dtype=np.float64)
 
     def f1_max(self, counts: FloatArray) -> FloatArray:
-        """F1 of all pairs of row and label (micro), at the one threshold of all labels where it is highest.
+        """Computes F1 of all pairs of row and label (micro), at the one threshold of all labels where it is highest.
 
         At most 256 thresholds are tried: all where there are few pairs, else such that steps in how many pairs are
         predicted are of a few percent.
         """
-        called, right, has = (counts @ each for each in self._at_cuts)
+        called, right, has = [counts @ each for each in self._at_cuts]
         best = (2 * right / np.maximum(called + has[:, None], 1)).max(axis=1)
         return np.where(has > 0, best, np.nan)
 
@@ -208,22 +225,23 @@ class Multilabel(Rows):
         found = []
         for j in np.flatnonzero(self._has.any(axis=0)):
             rows = np.flatnonzero(self._known[:, j])
-            found.append(Ranking(self._probabilities[rows, j].astype(np.float64), self._has[rows, j], rows))
+            scores = self._probabilities[rows, j].astype(np.float64)
+            found.append(Ranking(scores, self._has[rows, j], rows))
         return found
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Mean over the labels that some row has (macro); see `Ranking`."""
+        """Averages over the labels that some row has (macro); see `Ranking`."""
         values = np.stack([ranking.average_precision(counts) for ranking in self._rankings], axis=1)
         return _mean(values, np.isfinite(values))
 
 
 def _mean(values: FloatArray, exists: NDArray[np.bool_]) -> FloatArray:
-    """Over the second axis, of those that exist."""
+    """Averages over the second axis what exists."""
     return divide(np.where(exists, values, 0.0).sum(axis=1), exists.sum(axis=1))
 
 
 def find_shares(labels: FloatArray, num_classes: int | None = None, more: float = 0.0) -> FloatArray:
-    """How frequent each of `num_classes` is, or each column's mean, (outputs,), over what is known; NaN is not.
+    """Computes how frequent each of `num_classes` is, or each column's mean, (outputs,), without NaN.
 
     `more` is how many times each class, or both 0 and 1, count as seen beside what was.
     """
@@ -231,4 +249,5 @@ def find_shares(labels: FloatArray, num_classes: int | None = None, more: float 
     if num_classes:
         counts = np.bincount(labels[known].astype(np.int64), minlength=num_classes) + more
         return counts / max(1, counts.sum())
-    return divide(np.where(known, labels, 0.0).sum(axis=0) + more, known.sum(axis=0) + 2 * more)
+    summed = np.where(known, labels, 0.0).sum(axis=0)
+    return divide(summed + more, known.sum(axis=0) + 2 * more)

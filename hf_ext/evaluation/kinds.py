@@ -1,57 +1,136 @@
-"""Which rows, metrics and probabilities belong to a kind of label: the one place that tells kinds apart."""
+"""How rows of each kind of label are scored: by which metrics, and what in predictions and labels is alarming."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import labels
 from ..errors import DataError
-from ..labels import UNKNOWN, LabelKind
-from ._arrays import FloatArray, as_pair, to_numpy
-from .class_metrics import CLASS_METRICS, MULTILABEL_METRICS, TWO_CLASS_METRICS, Classification, Multilabel
-from .metrics import Regression, Rows, Summed, is_ratio, score_names
-from .number_metrics import PER_PROTEIN, RESIDUE_METRICS, ResidueRegression, SeveralNumbers, several_names
+from ..labels import UNKNOWN, LabelKind, Number
+from ._arrays import Array, FloatArray, IntArray
+from .alarms import Examined, examine_probabilities
+from .class_metrics import (
+    CLASS_METRICS,
+    MULTILABEL_METRICS,
+    TWO_CLASS_METRICS,
+    Classification,
+    Multilabel,
+)
+from .kind_rows import KindRows, Known
+from .metrics import Rows
+from .number_metrics import NumberRows, NumbersRows, ResidueNumberRows
 
 
-class KindMetrics(NamedTuple):
-    """Metrics of a kind of label.
+class NameRows(KindRows):
+    """Of labels that are names, which have probabilities."""
 
-    Attributes:
-        names: that its rows are scored by.
-        decides: the one that the verdict compares in.
-        chooses: the one by which checkpoints are chosen.
-        means: those that are means of what rows hold, which early stopping compares; none of one number per row.
-    """
+    chooses = "log_loss"
 
-    names: tuple[str, ...]
-    decides: str
-    chooses: str
-    means: tuple[str, ...] = ()
+    def examine(self, predictions: Any, labels: Any) -> Examined:
+        known = self.known(predictions, labels)
+        values, truth = known.values, known.truth
+        shares = self.constant(truth)
+        everywhere = Known(np.broadcast_to(shares, values.shape), truth, np.arange(len(truth)), len(truth))
+        loss, constant = (self.make_rows(each).value("log_loss") for each in (known, everywhere))
+        return examine_probabilities(self.kind.names, values, shares, loss, constant, self.count(values, truth))
+
+    def count(self, values: Array, truth: FloatArray) -> Any:
+        """Returns of classes how often each is the label, and how often it is predicted."""
+        return None
+
+    def score_classes(self, predictions: Any, labels: Array) -> dict[str, dict[str, Any]]:
+        found = {}
+        counted = (one.tolist() for one in self.count_hits(predictions, labels, labels != UNKNOWN))
+        for name, num, of_called, hits in zip(self.kind.names, *counted):
+            shares = {"precision": (hits, of_called), "recall": (hits, num), "f1": (2 * hits, num + of_called)}
+            found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
+        return found
+
+    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
+        """Returns of each name how many have it, are predicted to have it, and both."""
+        raise NotImplementedError
 
 
-def metrics_of(kind: LabelKind, threshold: float | None = None) -> KindMetrics:
-    """Metrics that rows of a kind have; `threshold` is of one number per row."""
-    if kind.is_one_number:
-        return KindMetrics(score_names(threshold), "rmse", "rmse")
-    of_classes = (*CLASS_METRICS, *(TWO_CLASS_METRICS if kind.num_outputs == 2 else ()))
-    return {
-        "regression": KindMetrics(several_names(kind.names), "nrmse", "nrmse", ("nrmse",)),
-        "classification": KindMetrics(of_classes, "mcc", "log_loss", ("log_loss", "accuracy")),
-        "multilabel": KindMetrics(MULTILABEL_METRICS, "f1_max", "log_loss", ("log_loss",)),
-        "residue_classification": KindMetrics(CLASS_METRICS, "accuracy", "log_loss", ("log_loss", "accuracy")),
-        "residue_regression": KindMetrics(RESIDUE_METRICS, "rmse", "rmse", ("rmse", "mae", PER_PROTEIN)),
-    }[kind.task]
+class ClassRows(NameRows):
+    """Of one class per row."""
+
+    decides = "mcc"
+    means = ("log_loss", "accuracy")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
+
+    def make_rows(self, known: Known) -> Rows:
+        return Classification(known.values, known.truth.astype(np.int64), self.kind.names, known.row, known.num_rows)
+
+    def check(self, truth: FloatArray, row: IntArray) -> None:
+        num = len(self.kind.names)
+        wrong = np.flatnonzero(~np.isin(truth, np.arange(num)))
+        if len(wrong):
+            i = wrong[0]
+            raise DataError(f"labels, row {row[i]}: {truth[i]:g} is no class; 0 to {num - 1} are known.")
+
+    def count(self, values: Array, truth: FloatArray) -> Any:
+        num = len(self.kind.names)
+        return [np.bincount(each, minlength=num) for each in (truth.astype(np.int64), values.argmax(axis=1))]
+
+    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
+        true, called = labels[known], predictions.argmax(-1)[known]
+        counted = (true, called, true[true == called])
+        return [np.bincount(one, minlength=len(self.kind.names)) for one in counted]
+
+
+class ResidueClassRows(ClassRows):
+    """Of one class per residue."""
+
+    decides = "accuracy"
+    names = CLASS_METRICS
+
+
+class SetRows(NameRows):
+    """Of several labels per row."""
+
+    decides = "f1_max"
+    means = ("log_loss",)
+    names = MULTILABEL_METRICS
+
+    def make_rows(self, known: Known) -> Rows:
+        return Multilabel(known.values, known.truth)
+
+    def count_hits(self, predictions: Any, labels: Any, known: NDArray[np.bool_]) -> Sequence[Array]:
+        has, called = labels == 1, (predictions > 0.5) & known
+        return has.sum(0), called.sum(0), (has & called).sum(0)
+
+
+ROWS: dict[type[LabelKind], type[KindRows]] = {
+    labels.Number: NumberRows,
+    labels.Numbers: NumbersRows,
+    labels.Classes: ClassRows,
+    labels.LabelColumns: SetRows,
+    labels.LabelSets: SetRows,
+    labels.ResidueClasses: ResidueClassRows,
+    labels.ResidueNumbers: ResidueNumberRows,
+}
+
+
+def metrics_of(kind: LabelKind | None, threshold: float | None = None) -> KindRows:
+    """Returns the metrics that rows of a kind have, None: one number; `threshold` is of one number per row."""
+    kind = kind or Number()
+    return ROWS[type(kind)](kind, threshold)
 
 
 def rows_for(
-    kind: LabelKind, predictions: Any, labels: Any, threshold: float | None = None, metric: str = "rmse"
+    kind: LabelKind | None, predictions: Any, labels: Any, threshold: float | None = None, metric: str = "rmse"
 ) -> Rows:
-    """The rows of a kind, which know their metrics.
+    """Returns the rows of a kind, which know their metrics.
 
     Args:
-        kind: of label.
+        kind: of label; None: one number.
         predictions: row by row as `labels`: numbers (n,) or (n, k) in the unit of the labels; probabilities (n, C) or
             (n, k); of residues (n, longest) or (n, longest, C), or a list of n arrays without padding.
         labels: (n,) or (n, k) numbers, class numbers (n,), 0 and 1 (n, k), of residues (n, longest) or n lists. NaN
@@ -62,60 +141,26 @@ def rows_for(
     Raises:
         DataError: shapes or lengths do not fit, or a class is none of the kind.
     """
-    if kind.is_one_number:
-        pair = as_pair(predictions, labels)
-        return Summed(*pair) if is_ratio(metric) else Regression(*pair, threshold)
-    values, truth, row = known_values(kind, predictions, labels)
-    if kind.task == "residue_regression":
-        return ResidueRegression(values.astype(np.float64).reshape(-1), truth, row, len(labels))
-    if kind.task == "multilabel":
-        return Multilabel(values, truth)
-    if kind.is_numeric:
-        return SeveralNumbers(values.astype(np.float64), truth, kind.names)
-    return Classification(values, truth.astype(np.int64), kind.names, row, len(labels))
+    return metrics_of(kind, threshold).rows(predictions, labels, metric)
 
 
-def known_values(kind: LabelKind, predictions: Any, labels: Any) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:
-    """Predictions beside their labels, of another kind than one number per row, with what is not known left out.
+def collapse_report(predictions: Any, references: Any, kind: LabelKind | None = None) -> dict[str, Any]:
+    """Says whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
+
+    Args:
+        predictions, references: (n,) or (n, 1) numbers in one unit; of another `kind` as `rows_for` takes them.
+        kind: of label. Of several numbers the report is of the first, the alarms of all.
 
     Returns:
-        Of classes and residues: predictions (values, outputs), labels (values,), the row of each (values,). Of several
-        numbers or labels: (n, k), (n, k) with NaN where it is not known, (n,).
+        What `label_audit` says of the predictions; reference_std (also the RMSE of the references' own mean),
+        spread_ratio, rmse, looks_bfloat16 (None: too few rows to tell), alarms (sentences; empty where nothing is
+        wrong). Numbers are over rows where both are finite, None where undefined. Of classes and several labels: n
+        values; log_loss, and reference_log_loss, that of predicting the shares in these references; spread_ratio, the
+        standard deviation of the probabilities by that of the truth; of classes also num_distinct, how many are
+        predicted, and never_predicted, names of those that 30 values and more are; alarms.
 
     Raises:
-        DataError: see `rows_for`.
+        DataError: shapes or lengths do not fit.
     """
-    if len(predictions) != len(labels):
-        raise DataError(f"{len(predictions)} predictions for {len(labels)} references: one per row is needed.")
-    if kind.per_residue:
-        values, truth, row = _join_residues(predictions, labels)
-        values = values.reshape(-1, kind.num_outputs)
-    else:
-        values, truth, row = to_numpy(predictions), to_numpy(labels).astype(np.float64), np.arange(len(labels))
-    is_class, shape = kind.task.endswith("classification"), (len(row), kind.num_outputs)
-    of_labels = shape[:1] if is_class or kind.per_residue else shape
-    for name, found, needed in (("predictions", values.shape, shape), ("labels", truth.shape, of_labels)):
-        if found != needed:
-            raise DataError(f"{name}: shape {found} given; {needed} is needed, for {kind.num_outputs:,} names.")
-    if is_class and len(wrong := np.flatnonzero(~np.isin(truth, np.arange(kind.num_outputs)))):
-        i = wrong[0]
-        raise DataError(f"labels, row {row[i]}: {truth[i]:g} is no class; 0 to {kind.num_outputs - 1} are known.")
-    return values, np.where(truth == UNKNOWN, np.nan, truth), row
-
-
-def _join_residues(predictions: Any, labels: Any) -> tuple[NDArray[Any], FloatArray, NDArray[np.int64]]:
-    """Of all residues whose label is known: predictions (residues, ...), labels, and the row of each."""
-    truth = [to_numpy(row).astype(np.float64) for row in labels]
-    values = [to_numpy(row) for row in predictions]
-    for i, (row, of_row) in enumerate(zip(values, truth)):
-        if len(row) < len(of_row) and (of_row[len(row) :] != UNKNOWN).any():
-            raise DataError(
-                f"row {i}: predictions of {len(row)} residues for labels of {len(of_row)}: one each is needed."
-            )
-    lengths = [min(len(row), len(of_row)) for row, of_row in zip(values, truth)]
-    row = np.repeat(np.arange(len(truth)), lengths)
-    if not len(row):
-        return np.empty((0, 1)), np.empty(0), row
-    joined = np.concatenate([each[:length] for each, length in zip(truth, lengths)])
-    known = np.isfinite(joined) & (joined != UNKNOWN)
-    return np.concatenate([each[:length] for each, length in zip(values, lengths)])[known], joined[known], row[known]
+    report, alarms = metrics_of(kind).examine(predictions, references)
+    return {**report, "alarms": [*alarms.values()]}

@@ -81,19 +81,19 @@ class Rows:
         return {}
 
     def why_constant(self) -> str | None:
-        """That predictions are all alike, or not finite; None where they are neither, or nothing can tell."""
+        """Says that predictions are all alike, or not finite; None where they are neither, or nothing can tell."""
         return None
 
     def metric(self, name: str) -> Counted:
-        """The metric as a function of counts."""
+        """Returns the metric as a function of counts."""
         return getattr(self, name, None) or self.means[name].metric(name)
 
     def why_undefined(self, name: str) -> str | None:
-        """The first thing that leaves a metric without a value; None where nothing does."""
+        """Returns the first thing that leaves a metric without a value; None where nothing does."""
         raise NotImplementedError
 
     def value(self, name: str) -> MetricValue:
-        """The metric of all rows, each counted once."""
+        """Computes the metric of all rows, each counted once."""
         if reason := self.why_undefined(name):
             return MetricValue(math.nan, reason)
         value = float(self.metric(name)(np.ones((1, self.num_rows)))[0])
@@ -111,16 +111,19 @@ class Regression(Rows):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
         super().__init__(len(measured))
-        self.predicted, self.measured = predicted, measured
+        self.predicted = predicted
+        self.measured = measured
         self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def why_undefined(self, name: str) -> str | None:
         sides = {"predictions": self.predicted, "references": self.measured}
-        varying, num_values = VARYING.get(name, ()), len(self.measured)
+        varying = VARYING.get(name, ())
+        num_values = len(self.measured)
         if num_values == 0:
             return "no rows"
-        if problem := next(filter(None, (count_not_finite(values, side) for side, values in sides.items())), None):
-            return problem
+        for side, values in sides.items():
+            if problem := count_not_finite(values, side):
+                return problem
         if varying and num_values < 2:
             return "1 row; at least 2 are needed"
         for side in varying:
@@ -134,7 +137,8 @@ class Regression(Rows):
     def why_constant(self) -> str | None:
         if problem := count_not_finite(self.predicted, "predictions"):
             return problem
-        if (num := len(self.predicted)) < 2 or self.predicted.min() < self.predicted.max():
+        num = len(self.predicted)
+        if num < 2 or self.predicted.min() < self.predicted.max():
             return None
         return f"all {num:,} predictions are {self.predicted[0]:g}; Spearman is undefined"
 
@@ -148,17 +152,19 @@ class Regression(Rows):
         return rank(self.predicted)
 
     def spearman(self, counts: FloatArray) -> FloatArray:
-        (left, left_squares), (right, right_squares) = self._ranks(counts), self.label_ranks(counts)
+        left, left_squares = self._ranks(counts)
+        right, right_squares = self.label_ranks(counts)
         products = np.einsum("bn,bn,bn->b", counts, left, right)
         return np.clip(divide(products, np.sqrt(left_squares * right_squares)), -1.0, 1.0)
 
     def _by_row(self, values: FloatArray) -> FloatArray:
-        """Of each row what its values, (values, ...), sum up to, (n, ...)."""
+        """Sums values, (values, ...), per row, (n, ...)."""
         return values
 
     @cached_property
     def means(self) -> dict[str, Summed]:
-        error, numbers = self.predicted - self.measured, self._by_row(np.ones(len(self.measured)))
+        error = self.predicted - self.measured
+        numbers = self._by_row(np.ones(len(self.measured)))
         squares = Summed(self._by_row(error**2), numbers, np.sqrt)
         return {"rmse": squares, "mae": Summed(self._by_row(np.abs(error)), numbers)}
 
@@ -166,8 +172,10 @@ class Regression(Rows):
     def _moments(self) -> Once:
         """Counts to covariance and both variances of predictions and labels."""
         # Around their means: squares of numbers far from 0 would lose what varies.
-        left, right = self.predicted - self.predicted.mean(), self.measured - self.measured.mean()
-        terms = self._by_row(np.stack([left, right, left**2, right**2, left * right, np.ones(len(left))], axis=1))
+        left = self.predicted - self.predicted.mean()
+        right = self.measured - self.measured.mean()
+        columns = [left, right, left**2, right**2, left * right, np.ones(len(left))]
+        terms = self._by_row(np.stack(columns, axis=1))
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
             left, right, left_sq, right_sq, product, num = (counts @ terms).T
@@ -180,27 +188,28 @@ class Regression(Rows):
         return np.clip(divide(covariance, np.sqrt(left * right)), -1.0, 1.0)
 
     def r2(self, counts: FloatArray) -> FloatArray:
-        """Share of the labels' variance that is explained; 0 is what their own mean scores, below it is worse."""
+        """Computes the share of the labels' variance that is explained; 0 is what their own mean scores."""
         return 1.0 - divide(counts @ self.means["rmse"].sums, self._moments(counts)[2])
 
     @cached_property
     def _hits(self) -> Once:
-        called, true = self.predicted >= self.threshold, self.measured >= self.threshold
+        called = self.predicted >= self.threshold
+        true = self.measured >= self.threshold
         terms = np.stack([called & true, called, true], axis=1).astype(np.float64)
         return Once(lambda counts: (counts @ terms).T)
 
     def recall(self, counts: FloatArray) -> FloatArray:
-        """Share of the rows measured at or above the threshold that were predicted there."""
+        """Computes the share of the rows measured at or above the threshold that were predicted there."""
         hits, _, true = self._hits(counts)
         return divide(hits, true)
 
     def precision(self, counts: FloatArray) -> FloatArray:
-        """Share of the rows predicted at or above the threshold that were measured there."""
+        """Computes the share of the rows predicted at or above the threshold that were measured there."""
         hits, called, _ = self._hits(counts)
         return divide(hits, called)
 
     def f1(self, counts: FloatArray) -> FloatArray:
-        """Harmonic mean of both; 0 where binders exist and none is predicted."""
+        """Computes the harmonic mean of both; 0 where binders exist and none is predicted."""
         hits, called, true = self._hits(counts)
         return np.where(true > 0, divide(2 * hits, true + called), math.nan)
 
@@ -209,7 +218,7 @@ class Regression(Rows):
         return Ranking(self.predicted, self.measured >= self.threshold)
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Of binders; see `Ranking`."""
+        """Computes that of binders; see `Ranking`."""
         return self._ranking.average_precision(counts)
 
 
@@ -226,10 +235,12 @@ class Summed(Rows):
         self, sums: FloatArray, numbers: FloatArray, of_mean: Callable[[FloatArray], FloatArray] | None = None
     ) -> None:
         super().__init__(len(numbers))
-        self.sums, self.numbers, self.of_mean = sums, numbers, of_mean
+        self.sums = sums
+        self.numbers = numbers
+        self.of_mean = of_mean
 
     def apply(self, means: FloatArray) -> FloatArray:
-        """The metric of means."""
+        """Computes the metric of means."""
         return means if self.of_mean is None else self.of_mean(means)
 
     def metric(self, name: str) -> Counted:
@@ -240,11 +251,13 @@ class Summed(Rows):
         for values, side in ((self.sums, "predictions"), (self.numbers, "references")):
             if problem := count_not_finite(values, side):
                 return problem
-        return None if self.numbers.sum() > 0 else f"the {self.num_rows:,} rows hold no predictions"
+        if self.numbers.sum() > 0:
+            return None
+        return f"the {self.num_rows:,} rows hold no predictions"
 
 
 def is_ratio(metric: str) -> bool:
-    """Whether a metric is a sum over rows by the sum of what the rows hold: of `RATIO_METRICS` or `MEAN_METRICS`."""
+    """Returns whether a metric is a ratio of two sums over rows: one of `RATIO_METRICS` or `MEAN_METRICS`."""
     return metric in RATIO_METRICS or metric.rpartition("_")[2] in MEAN_METRICS
 
 
@@ -263,7 +276,8 @@ def per_group_spearman(
     predicted, measured = as_pair(predictions, references)
     names, inverse, counts = np.unique(as_groups(groups, len(measured)), return_inverse=True, return_counts=True)
     found: dict[str, GroupScore] = {}
-    for name, rows in zip(names.tolist(), np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])):
+    rows_of = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    for name, rows in zip(names.tolist(), rows_of):
         few = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}; at least {MIN_GROUP_ROWS} are needed"
         result = MetricValue(math.nan, few)
         if len(rows) >= MIN_GROUP_ROWS:
@@ -273,12 +287,12 @@ def per_group_spearman(
 
 
 def defined_values(groups: Mapping[str, GroupScore]) -> FloatArray:
-    """Values of the groups that have one, (groups,)."""
+    """Returns values of the groups that have one, (groups,)."""
     return np.array([one["value"] for one in groups.values() if one["value"] is not None], np.float64)
 
 
 def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
-    """The mean over the groups that have a value, each weighing the same, whatever its size."""
+    """Averages over the groups that have a value, each weighing the same, whatever its size."""
     if not groups:
         return MetricValue(math.nan, "no rows")
     values = defined_values(groups)
@@ -289,7 +303,7 @@ def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
 
 
 def at_limits(rows: Regression, sides: FloatArray) -> Regression:
-    """The same rows, but predicted at the label where that is a limit and the prediction lies beyond it.
+    """Returns the same rows, but predicted at the label where that is a limit and the prediction lies beyond it.
 
     Args:
         sides: (n,) of -1 (the truth is at or below the label), 1 (at or above), 0 (exact).
@@ -299,6 +313,6 @@ def at_limits(rows: Regression, sides: FloatArray) -> Regression:
 
 
 def _centred(squares: FloatArray, total: FloatArray, num_rows: FloatArray) -> FloatArray:
-    """Sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
+    """Computes the sum of squared deviations from the resample's own mean; exactly 0 where only rounding is left."""
     centred = squares - total**2 / num_rows
     return np.where(centred > RELATIVE_ZERO * squares, centred, 0.0)

@@ -1,15 +1,34 @@
-"""Metrics of several numbers per row, and of one per residue."""
+"""Metrics of numbers: one or several of each row, or one of each residue; and by which of them each kind is scored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ._arrays import FloatArray
-from .metrics import PLAIN_METRICS, Counted, GroupScore, Regression, Rows, Summed, mean_of_groups, per_group_spearman
+from ..text.units import format_cell
+from ._arrays import Array, FloatArray, IntArray, as_pair
+from .alarms import Examined, examine_numbers, label_audit
+from .kind_rows import KindRows, Known
+from .metrics import (
+    GROUP_METRIC,
+    HIT_METRICS,
+    MEAN_METRICS,
+    PLAIN_METRICS,
+    RATIO_METRICS,
+    THRESHOLD_METRICS,
+    Counted,
+    GroupScore,
+    Regression,
+    Rows,
+    Summed,
+    is_ratio,
+    mean_of_groups,
+    per_group_spearman,
+    score_names,
+)
 from .ranks import Once
 
 PER_PROTEIN = "per_protein_spearman"
@@ -30,17 +49,22 @@ class ResidueRegression(Regression):
     Cost: that of as many rows as there are proteins, and 0.1 ms per protein for Spearman.
     """
 
-    def __init__(self, predicted: FloatArray, measured: FloatArray, row: NDArray[np.int64], num_rows: int) -> None:
+    def __init__(self, predicted: FloatArray, measured: FloatArray, row: IntArray, num_rows: int) -> None:
         super().__init__(predicted, measured)
-        self.num_rows, self._row = num_rows, row
+        self.num_rows = num_rows
+        self._row = row
 
     def _by_row(self, values: FloatArray) -> FloatArray:
         columns = values.reshape(len(values), -1).T
         sums = [np.bincount(self._row, column, self.num_rows) for column in columns]
-        return np.stack(sums, axis=1).astype(np.float64).reshape(self.num_rows, *values.shape[1:])
+        table = np.stack(sums, axis=1).astype(np.float64)
+        return table.reshape(self.num_rows, *values.shape[1:])
 
     def why_undefined(self, name: str) -> str | None:
-        return super().why_undefined(name) or (mean_of_groups(self._groups).undefined if name == PER_PROTEIN else None)
+        reason = super().why_undefined(name)
+        if reason is None and name == PER_PROTEIN:
+            return mean_of_groups(self._groups).undefined
+        return reason
 
     @cached_property
     def _groups(self) -> dict[str, GroupScore]:
@@ -51,7 +75,8 @@ class ResidueRegression(Regression):
         values, has = np.zeros((2, self.num_rows))
         for protein, score in self._groups.items():
             if score["value"] is not None:
-                values[int(protein)], has[int(protein)] = score["value"], 1.0
+                values[int(protein)] = score["value"]
+                has[int(protein)] = 1.0
         return {**super().means, PER_PROTEIN: Summed(values, has)}
 
 
@@ -72,11 +97,12 @@ class SeveralNumbers(Rows):
 
     def __init__(self, predicted: FloatArray, measured: FloatArray, columns: Sequence[str]) -> None:
         super().__init__(len(measured))
-        self._rows: dict[str, NDArray[np.int64]] = {}
+        self._rows: dict[str, IntArray] = {}
         self._parts: dict[str, Regression] = {}
         for j, name in enumerate(columns):
             if len(rows := np.flatnonzero(~np.isnan(measured[:, j]))):
-                self._rows[name], self._parts[name] = rows, Regression(predicted[rows, j], measured[rows, j])
+                self._rows[name] = rows
+                self._parts[name] = Regression(predicted[rows, j], measured[rows, j])
         self._take = {name: Once(partial(np.take, indices=rows, axis=1)) for name, rows in self._rows.items()}
 
     def why_undefined(self, name: str) -> str | None:
@@ -98,7 +124,11 @@ class SeveralNumbers(Rows):
         parts = [*self._parts] if column is None else [column]
 
         def mean(counts: FloatArray) -> FloatArray:
-            return np.mean([self._parts[part].metric(metric)(self._take[part](counts)) for part in parts], axis=0)
+            values = []
+            for part in parts:
+                of_part = self._parts[part].metric(metric)
+                values.append(of_part(self._take[part](counts)))
+            return np.mean(values, axis=0)
 
         return mean
 
@@ -116,5 +146,97 @@ class SeveralNumbers(Rows):
 
 
 def several_names(columns: Sequence[str]) -> tuple[str, ...]:
-    """What `SeveralNumbers` scores of such columns."""
+    """Returns what `SeveralNumbers` scores of such columns."""
     return ("nrmse", *PLAIN_METRICS, *(f"{column}_{metric}" for column in columns for metric in PLAIN_METRICS))
+
+
+class NumberRows(KindRows):
+    """Of one number per row."""
+
+    decides = chooses = "rmse"
+    by_loss = {"tobit": "loss", "ranking": "spearman"}  # tobit knows limits, which the RMSE of an evaluation does not
+    of_threshold, of_hits = THRESHOLD_METRICS, HIT_METRICS
+    of_groups = (GROUP_METRIC,)
+    more_logged = ("num_distinct",)
+    more_compared = (*RATIO_METRICS, *MEAN_METRICS)
+    first = PLAIN_METRICS
+    orders, chance = "spearman", " at ordering rows"
+    beats_constant = "rmse"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return score_names(self.threshold)
+
+    def verdict_metric(self, name: str, is_asked: bool) -> str | None:
+        """Returns the metric that chooses checkpoints, where final scores have it; None where the loss decides."""
+        return name if name in {*PLAIN_METRICS, *THRESHOLD_METRICS} & {*self.names} else None
+
+    def describe_verdict(self, metric: str) -> str:
+        return f"verdict in {metric}."
+
+    def rows(self, predictions: Any, labels: Any, metric: str = "") -> Rows:
+        pair = as_pair(predictions, labels)
+        return Summed(*pair) if is_ratio(metric) else Regression(*pair, self.threshold)
+
+    def measure(self, rows: Rows) -> dict[str, float]:
+        assert isinstance(rows, Regression)
+        return {**super().measure(rows), "num_distinct": float(len(np.unique(rows.predicted)))}
+
+    def unpack(self, values: Any) -> Array:
+        return np.asarray(super().unpack(values), np.float64).reshape(-1)
+
+    def examine(self, predictions: Any, labels: Any) -> Examined:
+        return examine_numbers(predictions, labels)
+
+    def can_examine(self, predictions: Any, labels: Any) -> bool:
+        """Says whether there is one number per row, (n,) or (n, 1), and labels of more than two values."""
+        columns = [np.asarray(predictions), np.asarray(labels)]
+        if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
+            return False
+        return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
+
+    def audit(self, rows: Any, bounds: Any) -> dict[str, Any]:
+        return label_audit(rows["label"][:], bounds)
+
+    def describe_audit(self, audit: Mapping[str, Any]) -> str:
+        low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
+        return f"{low} to {high}, mean {mean}, deviation {deviation}"
+
+
+class NumbersRows(KindRows):
+    """Of several numbers per row."""
+
+    decides = chooses = "nrmse"
+    means = ("nrmse",)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return several_names(self.kind.names)
+
+    def make_rows(self, known: Known) -> Rows:
+        return SeveralNumbers(known.values.astype(np.float64), known.truth, self.kind.names)
+
+    def examine(self, predictions: Any, labels: Any) -> Examined:
+        """Returns the report of the first number, and the alarms of all."""
+        values, truth, *_ = self.known(predictions, labels)
+        columns = [(value, of, np.isfinite(of)) for value, of in zip(values.T, truth.T)]
+        found = [examine_numbers(value[known], of[known]) for value, of, known in columns]
+        named = [
+            (name, about, text) for name, (_, alarms) in zip(self.kind.names, found) for about, text in alarms.items()
+        ]
+        return found[0][0], {f"{about} {name}": f"{name}: {text}" for name, about, text in named}
+
+
+class ResidueNumberRows(KindRows):
+    """Of a number per residue."""
+
+    decides = chooses = "rmse"
+    means = ("rmse", "mae", PER_PROTEIN)
+    names = RESIDUE_METRICS
+
+    def make_rows(self, known: Known) -> Rows:
+        return ResidueRegression(known.values.astype(np.float64).reshape(-1), known.truth, known.row, known.num_rows)
+
+    def examine(self, predictions: Any, labels: Any) -> Examined:
+        values, truth, *_ = self.known(predictions, labels)
+        return examine_numbers(values[:, 0], truth)

@@ -23,7 +23,8 @@ class Once:
     def __call__(self, counts: FloatArray) -> Any:
         if self._counts() is not counts:
             self._found = None  # before the next is made: half the memory, and a quarter of the time
-            self._counts, self._found = weakref.ref(counts), self._compute(counts)
+            self._found = self._compute(counts)
+            self._counts = weakref.ref(counts)
         return self._found
 
 
@@ -48,7 +49,7 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
 
 
 def sort_ties(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Row numbers, lowest value first, and where among them each run of equal values ends."""
+    """Returns row numbers, lowest value first, and where among them each run of equal values ends."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
@@ -74,10 +75,12 @@ class Ranking:
         ties, first_hits = np.unique(tie_of_hit, return_index=True)
         hits = order[is_hit[order]]
         bounds = np.unique(np.concatenate([[0], begins[ties], ends[ties] + 1]))
-        begin, end = np.searchsorted(bounds, begins[ties]), np.searchsorted(bounds, ends[ties] + 1)
+        begin = np.searchsorted(bounds, begins[ties])
+        end = np.searchsorted(bounds, ends[ties] + 1)
         bounds = bounds[bounds < len(order)]
         if rows is not None:
-            order, hits = rows[order], rows[hits]
+            order = rows[order]
+            hits = rows[hits]
 
         def cut(counts: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
             sums = np.add.reduceat(np.take(counts, order, axis=1), bounds, axis=1)
@@ -89,7 +92,7 @@ class Ranking:
         self._cut = Once(cut)
 
     def average_precision(self, counts: FloatArray) -> FloatArray:
-        """Area under precision and recall as steps: the sum over cuts of (gain in recall) times (precision at the cut).
+        """Computes the area under precision and recall as steps: the sum over cuts of gain in recall times precision.
 
         A constant scores the share of hits, a perfect order 1.
         """
@@ -99,7 +102,7 @@ class Ranking:
         return divide(np.einsum("bt,bt->b", gained, precision), hits[:, -1])
 
     def auroc(self, counts: FloatArray) -> FloatArray:
-        """Share of the pairs of a hit and another row in which the hit has the higher score; ties count half."""
+        """Computes the share of pairs of a hit and another row in which the hit scores higher; ties count half."""
         before, rows, gained, total = self._cut(counts)
         hits = np.cumsum(gained, axis=1)
         others = total - hits[:, -1:]

@@ -32,7 +32,7 @@ class Requirement(NamedTuple):
     bound: float
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets it; NaN meets none."""
+        """Returns whether a value meets it; NaN meets none."""
         return bool(HOLDS[self.sign](value, self.bound))
 
 
@@ -48,7 +48,8 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
     """
     found = []
     for text in map(str.strip, texts):
-        match, told = _FORM(text), f"--require {text!r}"
+        match = _FORM(text)
+        told = f"--require {text!r}"
         if match is None or not math.isfinite(float(match[3])):
             raise ArgumentError(
                 f"{told}: write METRIC>=NUMBER or METRIC<=NUMBER, in quotes since a shell takes > for a "
@@ -74,7 +75,8 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
         score = scores.get(one.metric)
         entry: Mapping[str, Any] = score if isinstance(score, Mapping) else {"value": score}
         value = float(entry["value"]) if is_finite(entry.get("value")) else None
-        passed, actual = False, f"undefined ({entry['undefined']})" if entry.get("undefined") else "undefined"
+        passed = False
+        actual = f"undefined ({entry['undefined']})" if entry.get("undefined") else "undefined"
         if value is not None:
             passed = one.holds(value)
             # With as many digits as it takes to see on which side of the bound it is.
@@ -88,12 +90,12 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
 
 
 def format_checked(checked: Sequence[Checked]) -> str:
-    """Expected against actual, a row per requirement."""
+    """Formats expected against actual, a row per requirement."""
     return format_table(required_rows(checked), REQUIRED_HEADERS)
 
 
 def describe_failed(checked: Sequence[Checked]) -> list[str]:
-    """Each that failed: recall is 0.286 [0.136, 0.455], expected >=0.40."""
+    """Describes each that failed: recall is 0.286 [0.136, 0.455], expected >=0.40."""
     return [f"{one['metric']} is {one['actual']}, expected {one['expected']}" for one in checked if not one["passed"]]
 
 

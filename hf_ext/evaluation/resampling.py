@@ -42,11 +42,12 @@ class ResamplingUnits:
 
     @classmethod
     def of(cls, column: str, values: Sequence[Any] | NDArray[Any]) -> ResamplingUnits:
-        """Units of rows whose values, (n,), are equal as text; raises `DataError` where a row has none."""
+        """Builds units of rows whose values, (n,), are equal as text; raises `DataError` where a row has none."""
         # Numbered by first appearance, so that units of one row each are the rows in their order.
         number: dict[str, int] = {}
         names = as_groups(values, len(values)).tolist()
-        return cls(column, np.array([number.setdefault(name, len(number)) for name in names], np.int64))
+        units = [number.setdefault(name, len(number)) for name in names]
+        return cls(column, np.array(units, np.int64))
 
     @cached_property
     def sizes(self) -> FloatArray:
@@ -61,7 +62,9 @@ class ResamplingUnits:
     @property
     def num_effective(self) -> float:
         """How many units of equal size would weigh as evenly (Kish): fewer where some hold most of the rows."""
-        return float(self.sizes.sum() ** 2 / (self.sizes**2).sum()) if self.num_units else 0.0
+        if self.num_units:
+            return float(self.sizes.sum() ** 2 / (self.sizes**2).sum())
+        return 0.0
 
     @property
     def are_enough(self) -> bool:
@@ -74,16 +77,16 @@ class ResamplingUnits:
         return self.num_units == len(self.unit_of_row)
 
     def select(self, rows: NDArray[Any]) -> ResamplingUnits:
-        """The units of some rows: (n,) bool, or row numbers."""
+        """Returns the units of some rows: (n,) bool, or row numbers."""
         return ResamplingUnits.of(self.column, self.unit_of_row[rows])
 
     def describe(self) -> str:
-        """57 values of heavy; and as how many of equal size they count, where that is clearly fewer."""
+        """Says "57 values of heavy"; and as how many of equal size they count, where that is clearly fewer."""
         uneven = f" (as uneven as {self.num_effective:.0f})" if self.num_effective < 0.75 * self.num_units else ""
         return f"{self.num_units:,} values of {self.column}{uneven}"
 
     def why_not_enough(self) -> str | None:
-        """The sentence for an interval that too few units stand behind; None where there are enough."""
+        """Returns the sentence for an interval that too few units stand behind; None where there are enough."""
         if self.are_enough:
             return None
         if self.num_units == 1:
@@ -105,7 +108,7 @@ def check_units(units: ResamplingUnits | None, num_rows: int) -> ResamplingUnits
 
 
 def unit_facts(units: ResamplingUnits | None, num_rows: int) -> dict[str, Any]:
-    """`interval_by`, `num_units` and `num_effective_units`, as results name them, JSON-able; None: units are rows."""
+    """Returns `interval_by`, `num_units` and `num_effective_units` for results, JSON-able; None: units are rows."""
     column, num, even = (units.column, units.num_units, units.num_effective) if units else (None, num_rows, num_rows)
     return {"interval_by": column, "num_units": num, "num_effective_units": float(even)}
 
@@ -134,8 +137,11 @@ def resample(
     def draw(num: int) -> FloatArray:
         drawn = generator.integers(0, size, size=(num, size))
         drawn += np.arange(num)[:, None] * size
-        counts = np.bincount(drawn.reshape(-1), minlength=num * size).reshape(num, size).astype(np.float64)
-        return counts if units is None else np.take(counts, units.unit_of_row, axis=1)
+        flat = np.bincount(drawn.reshape(-1), minlength=num * size)
+        counts = flat.reshape(num, size).astype(np.float64)
+        if units is None:
+            return counts
+        return np.take(counts, units.unit_of_row, axis=1)
 
     # Nothing holds a piece while the next is drawn, which goes where it was.
     sizes = (min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk))
@@ -170,7 +176,7 @@ def percentile_interval(
 
 
 def t_quantile(share: float, num_units: float) -> float:
-    """Quantile of Student's t with units - 1 degrees of freedom, at least 1."""
+    """Computes the quantile of Student's t with units - 1 degrees of freedom, at least 1."""
     from scipy.special import stdtrit
 
     return float(stdtrit(max(num_units - 1, 1.0), share))
@@ -179,7 +185,7 @@ def t_quantile(share: float, num_units: float) -> float:
 def mean_loss_interval(
     loss: FloatArray, units: ResamplingUnits, numbers: FloatArray, *, confidence: float, num_resamples: int, seed: int
 ) -> tuple[float, float] | None:
-    """The interval of a mean loss by unit: a bootstrap-t of its logarithm.
+    """Computes the interval of a mean loss by unit: a bootstrap-t of its logarithm.
 
     Losses of units are skewed: most samples lack the unit with the largest, and then both the error and its spread
     come out too small. Percentiles follow the sample; the distribution of (error - truth) / standard error, as

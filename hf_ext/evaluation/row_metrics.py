@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data.columns import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
-from ..labels import ONE_NUMBER, LabelKind
-from ..labels.outputs import to_predictions
-from ._arrays import FloatArray, as_column, as_groups, count_not_finite, to_numpy
-from .kinds import metrics_of, rows_for
-from .metrics import THRESHOLD_METRICS, Regression, Rows
+from ..labels import LabelKind, Number
+from ._arrays import Array, FloatArray, IntArray, as_column, as_groups, count_not_finite, to_numpy
+from .kind_rows import KindRows
+from .kinds import metrics_of
+from .metrics import THRESHOLD_METRICS, Rows
 
 LABEL_COLUMNS = ("label", "labels")
 
@@ -36,13 +35,16 @@ class RowMetrics:
 
     threshold: float | None = None
     group_column: str | None = None
-    kind: LabelKind = ONE_NUMBER
+    kind: LabelKind = field(default_factory=Number)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What an evaluation logs that can choose the best model, with the loss that Trainer adds."""
-        more = ["num_distinct"] if self.kind.is_one_number else []
-        return ("loss", *metrics_of(self.kind, self.threshold).names, *more)
+        return ("loss", *self._metrics.logged)
+
+    @property
+    def _metrics(self) -> KindRows:
+        return metrics_of(self.kind, self.threshold)
 
     @property
     def mean_metrics(self) -> tuple[str, ...]:
@@ -50,16 +52,12 @@ class RowMetrics:
         return metrics_of(self.kind).means
 
     def __call__(self, prediction: Any) -> dict[str, float]:
-        rows = self.rows_of(prediction.predictions, prediction.label_ids)
-        found = {name: rows.value(name).value for name in metrics_of(self.kind, self.threshold).names}
-        if isinstance(rows, Regression) and self.kind.is_one_number:
-            found["num_distinct"] = len(np.unique(rows.predicted))
-        return {name: float(value) for name, value in found.items()}
+        return self._metrics.measure(self.rows_of(prediction.predictions, prediction.label_ids))
 
     def rows_of(self, outputs: Any, labels: Any) -> Rows:
         """Of what the model puts out, and of labels as it got them; of tuples the first."""
-        predicted = to_predictions(self.kind, _unpack(outputs, self.kind))
-        return rows_for(self.kind, predicted, _unpack(labels, self.kind), self.threshold)
+        metrics = self._metrics
+        return metrics.rows(self.kind.to_predictions(metrics.unpack(outputs)), metrics.unpack(labels))
 
     def summed(self, metric: str, outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
         """Of one of `mean_metrics`, how many values each row holds and what they sum up to, (n,) each."""
@@ -71,7 +69,7 @@ class RowMetrics:
         is_cut = name.endswith(THRESHOLD_METRICS) and self.threshold is not None
         return f"{name} at {self.threshold:g}" if is_cut else name
 
-    def why_undefined(self, metric: str, dataset: Any, rows: NDArray[np.int64] | None) -> str | None:
+    def why_undefined(self, metric: str, dataset: Any, rows: IntArray | None) -> str | None:
         """Why a metric will have no value on these rows, whatever is predicted; None where nothing speaks against it.
 
         Args:
@@ -89,17 +87,13 @@ class RowMetrics:
         return f"no label of the evaluation rows is at or above the threshold {self.threshold:g}"
 
 
-def unpack_labelled(output: Any, kind: LabelKind = ONE_NUMBER) -> tuple[NDArray[Any], NDArray[Any]]:
+def unpack_labelled(output: Any, kind: LabelKind) -> tuple[Array, Array]:
     """Predictions and labels of an `EvalPrediction` or `PredictionOutput`; of one number per row (n,) float64 each.
 
     Where a model returns several outputs, or rows hold several labels (a bound too), the first of each.
     """
-    return _unpack(output.predictions, kind), _unpack(output.label_ids, kind)
-
-
-def _unpack(values: Any, kind: LabelKind) -> NDArray[Any]:
-    first = values[0] if isinstance(values, tuple) else values
-    return np.asarray(first, np.float64).reshape(-1) if kind.is_one_number else first
+    metrics = metrics_of(kind)
+    return metrics.unpack(output.predictions), metrics.unpack(output.label_ids)
 
 
 # --- a subset of the rows --------------------------------------------------------------------------------------------
@@ -115,7 +109,7 @@ class ChosenRows:
         kept: of a stream, the rows themselves, in order; else None.
     """
 
-    rows: NDArray[np.int64]
+    rows: IntArray
     num_rows: int
     kept: list[Any] | None = None
 
@@ -155,9 +149,7 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
 
 
-def choose_subset(
-    labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42
-) -> NDArray[np.int64]:
+def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42) -> IntArray:
     """Chooses rows that stand for all of them; the same labels, groups, size and seed give the same rows.
 
     A systematic sample: rows are put in order by group, within it by label, equal ones at random, and from a random
@@ -192,7 +184,7 @@ def choose_subset(
     return np.sort(order[(np.arange(num_wanted) * num_rows + generator.integers(num_rows)) // num_wanted])
 
 
-def _rank_labels(labels: Any) -> NDArray[np.int64]:
+def _rank_labels(labels: Any) -> IntArray:
     """Of each row the rank of its label among the distinct ones, (n,)."""
     values = to_numpy(labels)
     if values.size == 0:

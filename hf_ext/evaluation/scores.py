@@ -10,12 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..text.units import less_is_better
-from . import metrics
 from ._arrays import FloatArray
 from .kinds import metrics_of, rows_for
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, THRESHOLD_METRICS, MetricValue, Regression, Rows
+from .metrics import (
+    DEFAULT_THRESHOLD,
+    RELATIVE_ZERO,
+    MetricValue,
+    Regression,
+    Rows,
+    defined_values,
+    is_ratio,
+    mean_of_groups,
+    per_group_spearman,
+)
 from .resampling import (
     MIN_UNITS,
     ResamplingUnits,
@@ -104,7 +113,7 @@ def score_predictions(
     predictions: Any,
     references: Any,
     *,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     groups: Sequence[Any] | None = None,
     threshold: float | None = DEFAULT_THRESHOLD,
     num_resamples: int = 1000,
@@ -121,7 +130,7 @@ def score_predictions(
     Args:
         predictions, references: (n,) or (n, 1) numbers in the unit of the labels; of another `kind` as `rows_for` takes
             them: probabilities of classes.
-        kind: of label.
+        kind: of label; None: numbers.
         groups: (n,) group names, or None for no per-group metric; of numbers.
         threshold: rows at or above it count as binders; None leaves out the metrics of binders; of numbers.
         num_resamples: 0 for no intervals; lowered for more than 50,000 rows (each score says how many were drawn).
@@ -139,8 +148,9 @@ def score_predictions(
 
     Cost: about 1.6 s for 26,000 rows and 1,000 resamples on two cores; below 4 s up to 250,000 rows.
     """
-    rows = rows_for(kind, predictions, references, threshold)
-    num_rows, units, names = rows.num_rows, check_units(units, rows.num_rows), metrics_of(kind, threshold).names
+    metrics = metrics_of(kind, threshold)
+    rows: Any = metrics.rows(predictions, references)
+    num_rows, units, names = rows.num_rows, check_units(units, rows.num_rows), metrics.names
     # The binned error of a resample is larger than that of all rows, by as much as it is meant to show.
     known = [name for name in names if rows.why_undefined(name) is None and name != "calibration_error"]
     samples = dict.fromkeys(names, np.empty(0))
@@ -157,26 +167,25 @@ def score_predictions(
             mean, given = rows.means[name], {"num_resamples": len(samples[name]), "seed": seed}
             if ends := mean_loss_interval(mean.sums, units, mean.numbers, confidence=confidence, **given):
                 scores[name]["low"], scores[name]["high"] = mean.apply(np.array(ends)).tolist()
-    if not isinstance(rows, Regression) or not kind.is_one_number:
-        return scores
     if threshold is not None:
-        base = float(np.mean(rows.measured >= threshold)) if rows.why_undefined("rmse") is None else None
-        for name in THRESHOLD_METRICS:
+        for name in metrics.of_threshold:
+            base = float(np.mean(rows.measured >= threshold)) if rows.why_undefined("rmse") is None else None
             scores[name].update({"threshold": float(threshold), "base_rate": base})
     if groups is not None:
-        scores[GROUP_METRIC] = _score_groups(rows.predicted, rows.measured, groups, num_resamples, confidence, seed)
+        for name in metrics.of_groups:
+            scores[name] = _score_groups(rows.predicted, rows.measured, groups, num_resamples, confidence, seed)
     return scores
 
 
 def _score_groups(
     predicted: FloatArray, measured: FloatArray, groups: Sequence[Any], num_resamples: int, confidence: float, seed: int
 ) -> Score:
-    of_groups = metrics.per_group_spearman(predicted, measured, groups)
-    values = metrics.defined_values(of_groups)
+    of_groups = per_group_spearman(predicted, measured, groups)
+    values = defined_values(of_groups)
     units, samples = ResamplingUnits.of("group", range(len(values))), np.empty(0)
     if len(values) > 1 and num_resamples:
         samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
-    score = make_score(metrics.mean_of_groups(of_groups), samples, len(measured), confidence, units)
+    score = make_score(mean_of_groups(of_groups), samples, len(measured), confidence, units)
     return {**score, "groups": of_groups}
 
 
@@ -236,7 +245,7 @@ def compare_paired(
     after: Any,
     metric: str = "spearman",
     *,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     threshold: float | None = None,
     **options: Any,
 ) -> PairedComparison:
@@ -309,7 +318,7 @@ def compare_rows(
 
     reasons = [f"{side}: {value.undefined}" for side, value in zip(names, values) if value.undefined]
     improvement = sign * (values[1].value - values[0].value)
-    if abs(improvement) <= metrics.RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
+    if abs(improvement) <= RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
     samples = np.empty(0) if reasons else resample(gain, num_rows, num_resamples, seed, units)
     score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, num_rows, confidence, units)
@@ -318,10 +327,8 @@ def compare_rows(
     return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)
 
 
-def check_comparison(metric: str, kind: LabelKind = ONE_NUMBER) -> None:
+def check_comparison(metric: str, kind: LabelKind | None = None) -> None:
     """Raises `ArgumentError` for a metric that `compare_paired` does not know."""
-    known = metrics_of(kind, DEFAULT_THRESHOLD).names
-    if kind.is_one_number:
-        known = (*known, *metrics.RATIO_METRICS, *metrics.MEAN_METRICS)
-    if metric not in known and not (kind.is_one_number and metrics.is_ratio(metric)):
-        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(known)}.")
+    metrics = metrics_of(kind, DEFAULT_THRESHOLD)
+    if metric not in metrics.compared and not (metrics.more_compared and is_ratio(metric)):
+        raise ArgumentError(f"metric={metric!r}: use one of {', '.join(metrics.compared)}.")

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..labels import ONE_NUMBER
 from ._arrays import FloatArray, as_column, as_pair
 from .kinds import rows_for
 from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS, Rows
@@ -37,7 +36,7 @@ class StoppingDecision:
     should_stop: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """The decision with its intervals, JSON-able."""
+        """Returns the decision with its intervals, JSON-able."""
         both = {name: getattr(self, name) for name in ("against_best", "against_recent")}
         return {**vars(self), **{name: one and one.as_dict() for name, one in both.items()}}
 
@@ -94,20 +93,26 @@ class StoppingRule:
     ) -> None:
         if rows is None:
             check_comparison(metric)
-        self._rows = rows or partial(rows_for, ONE_NUMBER, threshold=threshold, metric=metric)
+        self._rows = rows or partial(rows_for, None, threshold=threshold, metric=metric)
         self._options: dict[str, Any] = {"confidence": confidence, **options}
-        self.metric, self.patience, self.warmup_steps, self.min_delta = metric, patience, warmup_steps, float(min_delta)
+        self.metric = metric
+        self.patience = patience
+        self.warmup_steps = warmup_steps
+        self.min_delta = float(min_delta)
         self.labels = np.array(as_column(labels, "labels"))
-        cut = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold)) if metric in THRESHOLD_METRICS else ""
+        cut = ""
+        if metric in THRESHOLD_METRICS:
+            cut = repr(float(DEFAULT_THRESHOLD if threshold is None else threshold))
         # Metric, labels, and what else decides a score.
-        self._scored = hashlib.sha256(self.labels.astype("<f8").tobytes() + f"{metric} {cut}".encode()).hexdigest()
+        scored = self.labels.astype("<f8").tobytes() + f"{metric} {cut}".encode()
+        self._scored = hashlib.sha256(scored).hexdigest()
         self.best_predictions: FloatArray | None = None
         self.best_step: int | None = None
         self.num_without_improvement = 0
         self._recent: list[FloatArray] = []
 
     def update(self, predictions: Any, *, step: int) -> StoppingDecision:
-        """Compare the predictions of the evaluation at `step` with the best and the recent ones, and keep them.
+        """Compares the predictions of the evaluation at `step` with the best and the recent ones, and keeps them.
 
         Args:
             predictions: (n,) or (n, 1), row by row as the labels.
@@ -118,7 +123,8 @@ class StoppingRule:
         """
         predicted = np.array(as_pair(predictions, self.labels)[0])
         # Against itself where there is no best yet: says whether these predictions have a score at all.
-        is_first, recent = self.best_predictions is None, None
+        is_first = self.best_predictions is None
+        recent = None
         best = self._compare(predicted if is_first else self.best_predictions, predicted)
         if not best.undefined:
             if len(self._recent) == self.patience:
@@ -127,7 +133,9 @@ class StoppingRule:
         has_settled = not best.undefined and not (self.metric in ("recall", "f1") and best.after == 0)
         verdict: Verdict = "undecided"
         if not best.undefined and (is_first or best.is_better):
-            verdict, self.best_predictions, self.best_step = "improved", predicted, step
+            verdict = "improved"
+            self.best_predictions = predicted
+            self.best_step = step
         elif has_settled and any(one and one.excludes_improvement(self.min_delta) for one in (best, recent)):
             verdict = "no improvement"
         is_warmup = step <= self.warmup_steps
@@ -145,11 +153,12 @@ class StoppingRule:
         )
 
     def _compare(self, earlier: Any, predicted: FloatArray) -> PairedComparison:
-        first, second = (self._rows(each, self.labels) for each in (earlier, predicted))
+        first = self._rows(earlier, self.labels)
+        second = self._rows(predicted, self.labels)
         return compare_rows(first, second, self.metric, **self._options)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: plain values, and (n,) float64 arrays of the best and the recent predictions."""
+        """Returns what a resumed run needs: plain values, and (n,) float64 arrays of best and recent predictions."""
         return {
             "scored": self._scored,
             "best_predictions": self.best_predictions,

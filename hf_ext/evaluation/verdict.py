@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ArgumentError
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import KINDS, LabelKind, Number
 from ..text.units import metric_name
 from ._arrays import FloatArray, as_pair
 from .kinds import metrics_of, rows_for
@@ -20,10 +20,8 @@ from .resampling import ResamplingUnits, check_units, percentile_interval, resam
 from .scores import PairedComparison, check_comparison, compare_rows
 
 MODEL = "model"
-CONSTANT = "training mean"
-FREQUENCIES = "class frequencies"
-LABEL_FREQUENCIES = "label frequencies"
-CONSTANTS = (CONSTANT, FREQUENCIES, LABEL_FREQUENCIES)  # what predicts the same for all rows
+CONSTANT = Number.constant_name
+CONSTANTS = {kind.constant_name for kind in KINDS}  # what predicts the same for all rows
 
 OPTIONS = {"confidence": 0.95, "num_resamples": 1000, "seed": 0}
 ZERO_BY_CHANCE = ("spearman", "mcc")
@@ -63,7 +61,7 @@ class _Case:
 
     rows: dict[str, Any]  # of each predictor, `Rows`
     sides: FloatArray
-    kind: LabelKind
+    kind: LabelKind | None
     metric: str
     units: ResamplingUnits | None
     options: dict[str, Any]
@@ -112,7 +110,7 @@ class _Case:
         return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
-def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind, options: Any) -> _Case:
+def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind | None, options: Any) -> _Case:
     check_comparison(metric, kind)
     given = {"bounds": None, "units": None, "threshold": None, **OPTIONS, **options}
     bounds, units, threshold = (given.pop(name) for name in ("bounds", "units", "threshold"))
@@ -127,7 +125,7 @@ def judge(
     *,
     is_scale_free: bool = False,
     metric: str | None = None,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     **options: Any,
 ) -> Verdict:
     """Decide, on the same rows, whether a model beats the baselines beside it.
@@ -153,7 +151,7 @@ def judge(
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order; of another kind that of `metrics_of`. A baseline without a value in it
             is not compared.
-        kind: of label.
+        kind: of label; None: numbers.
         options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`; `units`, rows that were
             held out together, and are resampled together, None: each by itself; `bounds`, (n,) of -1 (the truth is at
             or below the label), 1 (at or above), 0 (exact), or None: in the RMSE a prediction beyond such a limit is no
@@ -169,7 +167,7 @@ def judge(
         raise ArgumentError(f"predictions of {[*predictions]}: {MODEL!r} is needed, beside its baselines.")
     metric = metric or ("spearman" if is_scale_free else metrics_of(kind).decides)
     case = _make_case(labels, predictions, metric, kind, options)
-    has_many = kind.is_one_number and is_ratio(metric)
+    has_many = metrics_of(kind).more_compared and is_ratio(metric)
     verdict = _judge_baselines(case, "") if has_many else _judge(case, is_scale_free)
     return case.name_units(verdict or _undefined(case.num_rows, "there is no baseline to compare with"))
 
@@ -181,7 +179,7 @@ def judge_pair(
     *,
     names: tuple[str, str] = ("the first", "the later"),
     metric: str = "rmse",
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     **options: Any,
 ) -> Verdict:
     """Decides by a paired bootstrap whether the later of two models, of which neither is trivial, is better.
@@ -223,15 +221,16 @@ def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
 
 def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
     """The first rule that has something to say: a constant, a score at all, the training mean, chance, baselines."""
-    model, num_rows, is_number = case.rows[MODEL], case.num_rows, case.kind.is_one_number
+    model, num_rows, metrics = case.rows[MODEL], case.num_rows, metrics_of(case.kind)
     if problem := model.why_constant():
         return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, case.constant)
-    metric = "spearman" if is_number else case.metric
+    metric = metrics.orders or case.metric
     value = model.value(metric)
     if value.undefined:
         return _undefined(num_rows, f"{metric_name(metric)} is undefined ({value.undefined})")
-    score, chance = f"{metric_name(metric)} {value.value:.3f}", f"than chance{' at ordering rows' * is_number}"
-    constant = case.compare(CONSTANT, "rmse") if is_number and not is_scale_free and CONSTANT in case.rows else None
+    score, chance = f"{metric_name(metric)} {value.value:.3f}", f"than chance{metrics.chance}"
+    first = "" if is_scale_free else metrics.beats_constant
+    constant = case.compare(CONSTANT, first) if first and CONSTANT in case.rows else None
     if constant and not constant.is_better:
         return case.decide(constant, CONSTANT, "a constant", f" {score}.")
     if metric in ZERO_BY_CHANCE and (verdict := _judge_chance(case, metric, value.value, chance)):
@@ -241,7 +240,7 @@ def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
         return verdict
     if constant:
         return case.decide(constant, CONSTANT, "a constant", f" {score}. No other baseline was fitted.")
-    if metric in ZERO_BY_CHANCE and (is_scale_free or not is_number):
+    if metric in ZERO_BY_CHANCE and not first:
         text = f"Better {chance}: {score}, {num_rows:,} rows; no other baseline.{also}"
         return Verdict(text, True, "better", num_rows, case.constant)
     return None
@@ -249,7 +248,7 @@ def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
 
 def _describe_probabilities(case: _Case) -> str:
     """That probabilities are worth no more than frequencies, whatever the classes that they rank first."""
-    if case.metric == "log_loss" or case.constant is None or case.kind.is_numeric:
+    if case.metric == "log_loss" or case.constant is None or "log_loss" not in metrics_of(case.kind).names:
         return ""
     loss = case.compare(case.constant, "log_loss")
     how = "no" if (loss.improvement or 0) <= 0 else "not shown to be"
@@ -274,12 +273,12 @@ def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdic
 def _judge_baselines(case: _Case, also: str) -> Verdict | None:
     """Against the baseline that the model beats least surely; None where none has a score."""
     names, ordered = [name for name in case.rows if name != MODEL], {}
-    is_ordered = case.kind.is_one_number and not is_ratio(case.metric)
-    if is_ordered:
-        ordered = {name: case.compare(name, "spearman") for name in names if name != CONSTANT}
+    order = "" if is_ratio(case.metric) else metrics_of(case.kind).orders
+    if order:
+        ordered = {name: case.compare(name, order) for name in names if name != CONSTANT}
         ordered = {name: result for name, result in ordered.items() if result.low is not None}
         names = [*ordered]
-    is_order = is_ordered and case.metric == "spearman"
+    is_order = case.metric == order
     compared = ordered if is_order else {name: case.compare(name, case.metric) for name in names}
     if names and all(result.after is None for result in compared.values()):
         return case.decide(compared[names[0]], names[0], names[0])
@@ -288,8 +287,8 @@ def _judge_baselines(case: _Case, also: str) -> Verdict | None:
         return None
     hardest = find_hardest(known)
     result, num = known[hardest], len(known)
-    also = _describe_order(ordered) if ordered and result.metric != "spearman" else also
-    is_every = result.is_better and (is_ordered or (num > 1 and not is_ratio(case.metric)))
+    also = _describe_order(ordered) if ordered and result.metric != order else also
+    is_every = result.is_better and (order or (num > 1 and not is_ratio(case.metric)))
     than = "every baseline" if is_every else f"the {hardest}" if hardest in CONSTANTS else hardest
     return case.decide(result, hardest, than, also, f", the hardest of {num} to beat" if is_every and num > 1 else "")
 

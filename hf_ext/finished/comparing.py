@@ -23,11 +23,9 @@ from ..evaluation.requirements import Requirement, check_requirements, describe_
 from ..evaluation.resampling import ResamplingUnits, unit_facts
 from ..evaluation.scores import compare_paired
 from ..evaluation.verdict import judge_pair
-from ..labels import LabelKind
-from ..labels.kinds import reader_of
+from ..labels import LABEL, LabelKind
 from ..property.describing import find_kind
 from ..property.measure import scored_names
-from ..property.predicted import LABEL, label_names
 from ..property.prediction_file import BOUND_SIGNS
 from ..property.rows import check_threshold, describe_units
 from ..property.scoring import LIMITS_NOTE, Compared
@@ -126,13 +124,13 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             columns["bound"] = [BOUND_SIGNS.index(sign) - 1 for sign in columns["bound"]]
         table = Dataset.from_dict(columns)
     else:
-        args.label_column = label_names(kind)
-        if kind.has_values:  # a column each, also of numbers that one column listed
+        args.label_column = kind.label_names
+        if len(args.label_column) > 1:  # a column each, also of numbers that one column listed
             kind = replace(kind, columns=tuple(args.label_column))
         columns[SOURCE_ROW] = [*map(int, columns[SOURCE_ROW])]
         if kind.per_residue:  # of a sequence that the run cut, what it scored
-            (name,), judge = args.sequence_columns, reader_of(kind).judge
-            lengths = [len(judge(cell).value) for cell in columns[LABEL]]
+            (name,) = args.sequence_columns
+            lengths = [len(kind.judge(cell).value) for cell in columns[LABEL]]
             columns[name] = [sequence[:length] for sequence, length in zip(columns[name], lengths)]
         known = {name: cells for name, cells in columns.items() if cells is not None}
         table = load_sequences(args, needs_labels=True, kind=kind, table=Dataset.from_dict(known)).table

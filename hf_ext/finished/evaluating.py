@@ -21,12 +21,9 @@ from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import parse_requirements, raise_failed
 from ..evaluation.row_metrics import unpack_labelled
 from ..files import parse_json
-from ..labels import LabelKind
-from ..labels.kinds import describe_kind
-from ..labels.outputs import to_predictions
+from ..labels import LABEL, LabelKind
 from ..property.arguments import EvaluateArguments
 from ..property.measure import scored_names
-from ..property.predicted import LABEL
 from ..property.prediction_file import read_predictions
 from ..property.predictor import check_predictions, load_model, predicting, training_arguments
 from ..property.scoring import RANKING_NOTE
@@ -91,7 +88,7 @@ class ScoredModel:
             LOGGER.info("%s: %s", self.name, line)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)
-        return to_predictions(kind, check_predictions(unpack_labelled(output, kind)[0]))
+        return kind.to_predictions(check_predictions(unpack_labelled(output, kind)[0]))
 
 
 def evaluate_models(
@@ -194,9 +191,9 @@ def find_common_kind(models: Sequence[Any]) -> LabelKind | None:
     """
     kinds = [one.kind for one in models if one.kind is not None]
     for one in kinds[1:]:
-        if (one.task, one.is_one_number or one.names) != (kinds[0].task, kinds[0].is_one_number or kinds[0].names):
+        if not one.matches(kinds[0]):
             raise ArgumentError(
-                f"One of them predicts {describe_kind(kinds[0])}, another {describe_kind(one)}: compare models of the "
+                f"One of them predicts {kinds[0].describe()}, another {one.describe()}: compare models of the "
                 "same labels."
             )
     return kinds[0] if kinds else None

@@ -17,7 +17,6 @@ from ..data.reading import SOURCE_ROW, peek_columns
 from ..errors import ArgumentError
 from ..heads.intervals import describe_basis, half_width
 from ..property.arguments import PredictArguments
-from ..property.predicted import prediction_columns, prediction_names, read_outputs
 from ..property.prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
 from ..property.predictor import check_predictions, load_model, predicting, training_arguments
 from ..reporting.data_section import describe_unread
@@ -41,15 +40,15 @@ def predict_table(
     log = start_run_log(None, args.process_index == 0)
     if reading.streaming and reading.bad_rows == "drop":
         raise ArgumentError(
-            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so nobody could "
-            "tell which rows were left out. Read the table at once, or leave --bad_rows out."
+            "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so it could not "
+            "be told which rows were left out. Read the table at once, or leave --bad_rows out."
         )
     output = find_output(own.output, reading.dataset_name)
     rejected = find_rejected(output, reading.bad_rows)
     folder = find_model(own.model, own.revision)
     model = load_model(folder)
     kind = model.config.kind
-    added = [SOURCE_ROW, *prediction_names(kind), LOW, HIGH]
+    added = [SOURCE_ROW, *kind.prediction_names, LOW, HIGH]
     if own.keep_columns and not reading.streaming:
         for path, names in peek_columns(reading.dataset_name).items():
             refuse_added(path, names, added)
@@ -74,7 +73,7 @@ def predict_table(
     with predicting(model, collator, args) as trainer:
         outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
         if trainer.is_world_process_zero():
-            columns = prediction_columns(kind, read_outputs(kind, outputs))
+            columns = kind.prediction_columns(kind.read_outputs(outputs))
             write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
         log.info("%d predictions in %s", len(outputs), output)
         trainer.end()

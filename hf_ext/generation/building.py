@@ -56,13 +56,14 @@ class Inputs:
         return AntibodyCollator(self.encoder.antigens.pad_token_id, self.states, self.antigen_tokenizer)
 
     def tokenize(self, rows: AntibodyRows, affinities: Sequence[float] | None = None) -> Dataset:
-        """The rows under the names of the model's arguments, and `length`, tokens of antigen and antibody together.
+        """Tokenizes rows under the names of the model's arguments; `length` is tokens of antigen and antibody together.
 
         Raises:
             DataError: see `PairEncoder.encode_rows`.
         """
         columns = self.encoder.encode_rows(rows.antigens, rows.heavy, rows.light, affinities)
-        antigens, pairs = ([ids.astype(np.int16) for ids in columns[name]] for name in ("input_ids", "labels"))
+        antigens = [ids.astype(np.int16) for ids in columns["input_ids"]]
+        pairs = [ids.astype(np.int16) for ids in columns["labels"]]
         return Dataset.from_dict(
             {
                 "input_ids": antigens,
@@ -75,7 +76,9 @@ class Inputs:
 
 def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[str]) -> Dataset:
     """Makes the arguments name the generated demo data and a small model, where the user said nothing; its table."""
-    args.antigen_column, args.heavy_column, args.light_column = "antigen", "heavy", "light"
+    args.antigen_column = "antigen"
+    args.heavy_column = "heavy"
+    args.light_column = "light"
     if args.architecture == "lstm" and not {"size", "architecture", *DEMO_SHAPE} & explicit:
         vars(args).update(DEMO_SHAPE)
         vars(args).update({name: value for name, value in DEMO_SETTINGS.items() if name not in explicit})
@@ -84,7 +87,7 @@ def fill_in_demo(args: GeneratorArguments, training: Any, explicit: frozenset[st
 
 
 def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[float] | None = None) -> GeneratorConfig:
-    """The configuration of a generator of the stage's size; of a pretrained encoder its configuration is read.
+    """Builds the configuration of a generator of the stage's size; of a pretrained encoder its configuration is read.
 
     Args:
         args: after `settle_stage`.
@@ -112,7 +115,7 @@ def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[f
 
 
 def build_model(args: GeneratorArguments, training: Any, data: PairData) -> AntibodyGenerator:
-    """A new generator of the stage's size, with the scale of the training rows' affinities.
+    """Builds a new generator of the stage's size, with the scale of the training rows' affinities.
 
     Args:
         args, training: as of `build_config`.
@@ -127,7 +130,7 @@ def build_model(args: GeneratorArguments, training: Any, data: PairData) -> Anti
 
 
 def build_inputs(model: AntibodyGenerator, training: Any, antigens: Sequence[str]) -> Inputs:
-    """Tokenizers, and of a frozen encoder the states of `antigens`, each encoded once and kept in the cache.
+    """Builds tokenizers, and of a frozen encoder the states of `antigens`, each encoded once and kept in the cache.
 
     Args:
         antigens: of all splits, repeats allowed.

@@ -29,7 +29,7 @@ PASSED = {True: "passed", False: "FAILED", None: "does not apply"}
 
 
 def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
-    """A row per measure that any set of antibodies has, a column per set; `sets` as `judge_generated` gives them."""
+    """Returns a row per measure that any set of antibodies has, and a column per set; `sets`: of `judge_generated`."""
     return [
         [title, *(units.score(each[name]) if name in each else units.MISSING for each in sets.values())]
         for name, title in MEASURES.items()
@@ -38,7 +38,7 @@ def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
 
 
 def describe(run: RunRecord) -> Page:
-    """The page of a run, from what its `all_results.json` holds."""
+    """Returns the page of a run, from what its `all_results.json` holds."""
     settings = run.settings
     found = run.own["generation"]
     gates = run.own["gates"]
@@ -73,7 +73,7 @@ def describe(run: RunRecord) -> Page:
 
 
 def _numbers(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> list[list[str]]:
-    """Validity, uniqueness, copies, recovery beside the hardest baseline, and what the antigen is worth."""
+    """Returns validity, uniqueness, copies, recovery beside the hardest baseline, and what the antigen is worth."""
     model = sets[MODEL]
     numbers = [
         ["valid antibodies", units.score(model["valid"]), "by patterns, not by numbering"],
@@ -145,7 +145,11 @@ def _loading() -> list[Block]:
 
 
 def _bases(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The pretrained encoder of antigens."""
-    name, revision = settings["antigen_encoder"], settings["antigen_encoder_revision"]
-    inputs, training = [[settings["antigen_column"]]], settings["encoder_training"]
-    return [{"encoder": name, "revision": revision, "training": training, "inputs": inputs}] if name else []
+    """Returns the pretrained encoder of antigens."""
+    name = settings["antigen_encoder"]
+    revision = settings["antigen_encoder_revision"]
+    inputs = [[settings["antigen_column"]]]
+    training = settings["encoder_training"]
+    if name:
+        return [{"encoder": name, "revision": revision, "training": training, "inputs": inputs}]
+    return []

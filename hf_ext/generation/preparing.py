@@ -59,27 +59,29 @@ class PairData:
         return self.light is not None and not self.report.get("missing_chains")
 
     def antibodies(self, split: str) -> AntibodyRows:
-        """The rows of a split as judges take them."""
+        """Returns the rows of a split as judges take them."""
         rows = self.splits[split]
         lights = rows[self.light][:] if self.light else [None] * len(rows)
         return AntibodyRows.of_columns(rows[self.heavy][:], lights, rows[self.antigen][:])
 
     def affinities(self, split: str) -> list[float] | None:
-        """(n,) pKd of a split; None where there are none."""
+        """Returns (n,) pKd of a split; None where there are none."""
         return self.splits[split][LABEL][:] if self.has_affinities else None
 
     def take(self, split: str, seed: int, most: int) -> tuple[AntibodyRows, list[float] | None]:
-        """At most `most` rows of a split, drawn by `seed`, and their pKd."""
-        chosen, values = draw_rows(len(self.splits[split]), seed, most).tolist(), self.affinities(split)
+        """Draws at most `most` rows of a split by `seed`, and their pKd."""
+        chosen = draw_rows(len(self.splits[split]), seed, most).tolist()
+        values = self.affinities(split)
         return self.antibodies(split).select(chosen), None if values is None else [values[row] for row in chosen]
 
     def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
-        """What the intervals of rows with these test antigens resample.
+        """Returns what the intervals of rows with these test antigens resample.
 
         The group or the clusters of the split, else `group_column`, where each antigen belongs to one alone; else each
         antigen by itself.
         """
-        test, rule = self.splits["test"], str(self.report.get("split", {}).get("rule", ""))
+        test = self.splits["test"]
+        rule = str(self.report.get("split", {}).get("rule", ""))
         asked = rule.partition(":")[2] if rule.startswith("group:") else SPLIT_CLUSTER
         for column in (asked, self.group_column):
             if column is None or column == self.antigen or column not in column_names(test):
@@ -93,7 +95,7 @@ class PairData:
 
 
 def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
-    """Makes `data_args` name the generator's columns, and split by antigen where nobody said how.
+    """Makes `data_args` name the generator's columns, and split by antigen where no split is given.
 
     Raises:
         ArgumentError: arguments of the data that a generator has others for, or cannot do.
@@ -128,7 +130,7 @@ def load_pairs(
 ) -> PairData:
     """Loads and splits, takes the training rows with high affinity, then as many rows as the stage has.
 
-    Antigens are split, and not rows, where nobody said how: an antigen of the test split has then never been trained
+    Antigens are split, and not rows, where no split is given: an antigen of the test split has then never been trained
     on. Antibodies and antigens that stand in train and in test are counted.
 
     Args:
@@ -154,7 +156,8 @@ def load_pairs(
         looks_for_leaks=False,
         table=table,
     )
-    splits, report = loaded.splits, loaded.report
+    splits = loaded.splits
+    report = loaded.report
     check_splits(splits)
     assert isinstance(splits, DatasetDict)
     notes += [*report["notes"], *_filter(splits, args, has_affinities)]

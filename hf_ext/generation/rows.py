@@ -48,15 +48,17 @@ class AntibodyRows:
 
     @classmethod
     def of_pairs(cls, pairs: Sequence[AntibodyPair], antigens: Sequence[str]) -> AntibodyRows:
-        """From what a generator wrote, row by row as `antigens`."""
+        """Builds rows from what a generator wrote, row by row as `antigens`."""
+        heavy = tuple(pair.heavy for pair in pairs)
         light = tuple(pair.light or None for pair in pairs)
         malformed = tuple("; ".join(pair.malformed) or None for pair in pairs)
-        return cls(tuple(pair.heavy for pair in pairs), light, tuple(antigens), malformed)
+        return cls(heavy, light, tuple(antigens), malformed)
 
     @classmethod
     def of_columns(cls, heavy: Sequence[str], light: Sequence[str | None], antigens: Sequence[str]) -> AntibodyRows:
-        """From columns of equal length."""
-        return cls(tuple(heavy), tuple(one or None for one in light), tuple(antigens), (None,) * len(heavy))
+        """Builds rows from columns of equal length."""
+        known = tuple(one or None for one in light)
+        return cls(tuple(heavy), known, tuple(antigens), (None,) * len(heavy))
 
     def __len__(self) -> int:
         return len(self.heavy)
@@ -67,14 +69,17 @@ class AntibodyRows:
         return list(zip(self.heavy, self.light))
 
     def chain(self, name: str) -> list[str]:
-        """The "heavy" or "light" chains, "" where there is none."""
+        """Returns the "heavy" or "light" chains, "" where there is none."""
         return [one or "" for one in getattr(self, name)]
 
     def select(self, rows: Any) -> AntibodyRows:
-        """Some rows: (n,) bool, or row numbers."""
+        """Selects some rows: (n,) bool, or row numbers."""
         asked = np.asarray(rows)
-        chosen = np.arange(len(self))[asked if asked.size else asked.astype(np.int64)]
-        return AntibodyRows(*(tuple(column[i] for i in chosen) for column in vars(self).values()))
+        if not asked.size:
+            asked = asked.astype(np.int64)
+        chosen = np.arange(len(self))[asked]
+        columns = [tuple(column[i] for i in chosen) for column in vars(self).values()]
+        return AntibodyRows(*columns)
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,13 @@ class Sampling:
     seed: int = 0
 
     def of_rows(self, chosen: np.ndarray) -> dict[str, Any]:
-        """What functions of `evaluation` take to draw intervals of some rows, (n,) bool."""
+        """Returns what functions of `evaluation` take to draw intervals of some rows, (n,) bool."""
         units = self.units.select(chosen)
         return {"units": units, "num_resamples": self.num_resamples, "seed": self.seed, "confidence": CONFIDENCE}
 
 
 def mean_score(values: Any, sampling: Sampling) -> Score:
-    """The mean of rows, with the interval of further units.
+    """Averages rows, with the interval of further units.
 
     Rows without a value (NaN) are left out, and `n` does not count them. A share that is 0 or 1 in all rows has the
     exact binomial interval of as many tries as there are effective units: resamples of it would all be the same.
@@ -124,12 +129,12 @@ def mean_score(values: Any, sampling: Sampling) -> Score:
 
 
 def of_units(score: Score, units: ResamplingUnits) -> Score:
-    """A score by units of one row each, which are taken for rows elsewhere and trusted however few: here for units."""
+    """Scores by units of one row each, which are taken for rows elsewhere and trusted however few: here for units."""
     return {**score, **unit_facts(units, score["n"]), "is_trusted": units.are_enough}
 
 
 def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any = None) -> PairedComparison:
-    """Whether the mean of `after` is better than that of `before` on the same rows, and by how much.
+    """Compares means on the same rows: whether that of `after` is better than that of `before`, and by how much.
 
     Args:
         before, after: (n,) numbers of which more is better. Rows where either has no value (NaN) are left out of both.
@@ -156,21 +161,27 @@ def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any =
 
 
 def find_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | None]:
-    """The first fault of each row, None where it is a valid antibody: of its form, then of its chains."""
+    """Finds the first fault of each row, None where it is a valid antibody: of its form, then of its chains."""
     form = find_form_problems(rows, needs_light)
     return [first or second for first, second in zip(form, _by_chain(rows, _find_pattern_problem))]
 
 
 def find_form_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | None]:
-    """What is wrong with the form of each row; None where it is a pair of chains of the 20 residues, whatever these."""
+    """Finds what is wrong with the form of each row; None where it is a pair of chains of the 20 residues."""
     no_light = ["no light chain" if one is None and needs_light else None for one in rows.light]
     chains = _by_chain(rows, _find_letter_problem)
     return [first or second or third for first, second, third in zip(rows.malformed, chains, no_light)]
 
 
 def _by_chain(rows: AntibodyRows, find: Callable[[str, str], str | None]) -> list[str | None]:
-    """What `find` says of each row's heavy chain, else of its light one; a missing light chain has no fault."""
-    return [find("heavy", one) or (None if other is None else find("light", other)) for one, other in rows.pairs]
+    """Returns what `find` says of each row's heavy chain, else of its light one; a missing light chain has no fault."""
+    found = []
+    for heavy, light in rows.pairs:
+        problem = find("heavy", heavy)
+        if problem is None and light is not None:
+            problem = find("light", light)
+        found.append(problem)
+    return found
 
 
 def _find_letter_problem(chain: str, sequence: str) -> str | None:
@@ -191,6 +202,6 @@ def _find_pattern_problem(chain: str, sequence: str) -> str | None:
 
 
 def find_cdr3(heavy: str) -> str | None:
-    """The residues between the second conserved cysteine and the J motif; None where the pattern is not found."""
+    """Finds the residues between the second conserved cysteine and the J motif; None where the pattern is not found."""
     found = _PATTERNS["heavy"].match(heavy)
     return None if found is None else found["cdr3"]

@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
 
 
 def find_outputs(name: str, dataset_name: str | None) -> tuple[Path, Path]:
-    """The CSV and, under the same name, the FASTA to write, found fit for that; their folder is made.
+    """Finds the CSV and, under the same name, the FASTA to write, fit for that; makes their folder.
 
     Raises:
         ArgumentError: as `find_output`, of either; or both have one name.
@@ -196,7 +196,7 @@ def _check_generator(
 
 
 def _read_training(name: str, columns: Sequence[str]) -> AntibodyRows:
-    """The antibodies in a file, in its columns of heavy and light chains or of heavy chains alone."""
+    """Reads the antibodies in a file, in its columns of heavy and light chains or of heavy chains alone."""
     heavy, *light = columns
     known: Any = load_sequences(
         DataArguments(dataset_name=name, sequence_columns=[*columns], missing_chains=light)
@@ -216,7 +216,7 @@ def tabulate(
     training: AntibodyRows | None = None,
     discriminator: Discriminator | None = None,
 ) -> pd.DataFrame:
-    """A line per distinct antibody of each antigen, malformed ones too; valid ones first, then the best.
+    """Makes a line per distinct antibody of each antigen, malformed ones too; valid ones first, then the best.
 
     The best is the likeliest, or that of the highest predicted affinity by a discriminator without a doubt.
 
@@ -242,7 +242,8 @@ def tabulate(
     rows = AntibodyRows.of_pairs([pair for _, pair in drawn], table["antigen"].tolist())
     problems = [problem or "" for problem in find_problems(rows, needs_light)]
     table["rank"] = 0
-    table["heavy"], table["light"] = rows.chain("heavy"), rows.chain("light")
+    table["heavy"] = rows.chain("heavy")
+    table["light"] = rows.chain("light")
     table["copies"] = [len(known) for known in drawn.values()]
     table["log_probability"] = [round(max(known), DIGITS) for known in drawn.values()]
     table["valid"] = ["no" if problem else "yes" for problem in problems]
@@ -265,9 +266,12 @@ def tabulate(
 
 
 def describe_table(table: pd.DataFrame) -> tuple[str, list[str]]:
-    """What was drawn, in a sentence; and what should make the reader suspicious."""
-    copies, owner = table["copies"], table["antigen"]
-    drawn, distinct, num_antigens = copies.sum(), len(table), owner.nunique()
+    """Describes what was drawn, in a sentence; and what should make the reader suspicious."""
+    copies = table["copies"]
+    owner = table["antigen"]
+    drawn = copies.sum()
+    distinct = len(table)
+    num_antigens = owner.nunique()
     text = (
         f"{drawn:,} antibodies for {num_antigens:,} antigens: {distinct:,} distinct, "
         f"{copies[table['valid'] == 'yes'].sum():,} with the pattern of conserved residues; all are in the table."
@@ -284,7 +288,7 @@ def describe_table(table: pd.DataFrame) -> tuple[str, list[str]]:
 
 
 def write_fasta(path: Path, names: Sequence[str], table: pd.DataFrame) -> None:
-    """Two records per antibody, `NAME_RANK_heavy` and `NAME_RANK_light`, with what is wrong in their titles.
+    """Writes two records per antibody, `NAME_RANK_heavy` and `NAME_RANK_light`, with what is wrong in their titles.
 
     Chains without a residue have no record.
 
@@ -301,7 +305,7 @@ def write_fasta(path: Path, names: Sequence[str], table: pd.DataFrame) -> None:
 
 
 def _name_antigens(ids: Sequence[Any], numbers: Sequence[int]) -> list[str]:
-    """A name of one word for each antigen in a FASTA: its id, with its row where ids are missing or repeat."""
+    """Names each antigen in a FASTA by one word: its id, with its row where ids are missing or repeat."""
     words = ["_".join(str(one or "").split()) for one in ids]
     return [
         word if word and words.count(word) == 1 else f"{word}_row{number}".lstrip("_")

@@ -92,7 +92,8 @@ def load_generator(
     if kind != GeneratorConfig.model_type:
         raise ArgumentError(f"Model {name_or_path} is of type {kind!r}, not a generator of antibodies. {remedy}")
     model = open_model(AntibodyGenerator, folder)
-    tokenizer, own = None, folder / ANTIGEN_TOKENIZER
+    tokenizer = None
+    own = folder / ANTIGEN_TOKENIZER
     if model.config.architecture == "esm":
         spec = model.encoder.spec
         tokenizer = load_tokenizer(str(own)) if own.is_dir() else load_tokenizer(spec.name_or_path, spec.revision)
@@ -150,7 +151,7 @@ def sample_pairs(
     show_progress: bool = True,
     **settings: Any,
 ) -> list[list[SampledPair]]:
-    """Antibodies for each antigen, in the order of `antigens`.
+    """Samples antibodies for each antigen, in the order of `antigens`.
 
     What is drawn for an antigen comes from `seed`, the antigen and the sample's number alone: it does not depend on
     the other antigens, on how many samples there are, on batches or on the device. What does differ there is rounding,
@@ -186,7 +187,8 @@ def sample_pairs(
     for request, (antigen, wanted) in enumerate(zip(antigens, _affinities(affinity, len(antigens)))):
         for _ in range(decoding.num_samples):
             rows[antigen].append(_Row(antigen, request, len(rows[antigen]), wanted))
-    encoder, distinct = PairEncoder(tokenizer), list(rows)
+    encoder = PairEncoder(tokenizer)
+    distinct = list(rows)
     ids = encoder.encode_antigens(distinct)
     collator = AntibodyCollator(encoder.antigens.pad_token_id, encoder_states)
     found: list[list[SampledPair]] = [[] for _ in antigens]
@@ -207,7 +209,8 @@ def sample_pairs(
     ):
         for group in batches_by_tokens([len(one) for one in ids], decoding.max_tokens_per_batch):
             batch = collator([{"input_ids": ids[i]} for i in group])
-            mask, given = batch["attention_mask"].to(model.device), batch.get("encoder_outputs")
+            mask = batch["attention_mask"].to(model.device)
+            given = batch.get("encoder_outputs")
             read = None if given else batch["input_ids"].to(model.device)
             states = model.encode(read, mask, given and given[0].to(model.device))
             todo = [(place, row) for place, i in enumerate(group) for row in rows[distinct[i]]]
@@ -241,7 +244,8 @@ class _SeededChoice(LogitsProcessor):
     """
 
     def __init__(self, warpers: Sequence[LogitsProcessor], noise: torch.Tensor):
-        self.warpers, self.noise = warpers, noise
+        self.warpers = warpers
+        self.noise = noise
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.float()
@@ -251,7 +255,7 @@ class _SeededChoice(LogitsProcessor):
 
 
 def gumbel_noise(seed: int, antigen: str, number: int, num_tokens: int, width: int) -> np.ndarray:
-    """(num_tokens, width), float32: the chance of one sample, the same on every machine. Cost: 0.2 ms for 320 x 25."""
+    """Draws noise of one sample, (num_tokens, width), float32, the same on every machine. Cost: 0.2 ms for 320 x 25."""
     key = hashlib.blake2b(f"{seed}\0{number}\0{antigen}".encode(), digest_size=16).digest()
     raw = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(num_tokens * width)
     uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0, never 1
@@ -272,7 +276,7 @@ def _affinities(given: Any, num_antigens: int) -> list[float]:
 def _write(
     model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
 ) -> list[SampledPair]:
-    """What `generate` writes for each row, whose antigen stands at its place in `states`."""
+    """Samples a pair for each row, whose antigen stands at its place in `states`."""
     choices: list[LogitsProcessor] = []
     if decoding.temperature > 0:
         warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(decoding.temperature))]
@@ -294,7 +298,8 @@ def _write(
         return_dict_in_generate=True,
     )
     of_tokens = model.compute_transition_scores(output.sequences, output.logits, normalize_logits=True)
-    return [_read(ids, scores) for ids, scores in zip(output.sequences[:, 1:].tolist(), of_tokens.double().tolist())]
+    written = output.sequences[:, 1:].tolist()
+    return [_read(ids, scores) for ids, scores in zip(written, of_tokens.double().tolist())]
 
 
 def _read(ids: Sequence[int], scores: Sequence[float]) -> SampledPair:

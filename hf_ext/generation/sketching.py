@@ -24,6 +24,7 @@ from ..models.generation.configuration import GeneratorConfig
 from ..models.generation.model import AntibodyGenerator
 from ..reporting.data_section import summarize_data
 from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
+from ..training_args import FastTrainingArguments
 from .arguments import GeneratorArguments
 from .building import build_config, fill_in_demo
 from .preparing import load_pairs, settle_columns
@@ -42,7 +43,7 @@ class Rows:
     affinities: np.ndarray | None = None
 
     def take(self, given: GeneratorArguments, most: int | None) -> np.ndarray:
-        """Tokens of the rows that a stage trains on: of as many as its filter and its limit leave."""
+        """Counts tokens of the rows that a stage trains on: of as many as its filter and its limit leave."""
         tokens = self.tokens
         if given.min_affinity is not None and self.affinities is not None:
             tokens = tokens[self.affinities > given.min_affinity]
@@ -54,8 +55,10 @@ class Rows:
         return tokens[:most]
 
 
-def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
-    """All three stages, whichever `--stage` names; what fails becomes a problem.
+def sketch_run(
+    given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
+) -> Sketch:
+    """Describes all three stages, whichever `--stage` names; what fails becomes a problem.
 
     Args:
         given, data_args, args: as parsed; `data_args` is settled, as the recipe does.
@@ -84,33 +87,45 @@ def sketch_run(given: GeneratorArguments, data_args: DataArguments, args: Any, h
     return sketch
 
 
-def _load(sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: Any, table: Any) -> Rows:
-    """All rows, so that the limits and the filter of each stage can be taken from them."""
-    given, data_args = copy.copy(given), copy.copy(data_args)
+def _load(
+    sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, table: Any
+) -> Rows:
+    """Loads all rows, so that the limits and the filter of each stage can be taken from them."""
+    given = copy.copy(given)
+    data_args = copy.copy(data_args)
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
     with tempfile.TemporaryDirectory() as scratch:
         data = load_pairs(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
-    sketch.report, sketch.describe = data.report, partial(summarize_data, data.report)
+    sketch.report = data.report
+    sketch.describe = partial(summarize_data, data.report)
     splits = {}
     for name in data.splits:
         rows = data.antibodies(name)
         pairs = [heavy + (light or "") for heavy, light in zip(rows.heavy, rows.light)]
         splits[name] = Dataset.from_dict({"antigen": [*rows.antigens], "pair": pairs})
     lengths = read_lengths(splits, {name: [name] for name in ("antigen", "pair")}, {})
-    tokens = np.array([len(row["antigen"]) + len(row["pair"]) + 4 for row in splits["train"]], np.int64)
+    tokens = [len(row["antigen"]) + len(row["pair"]) + 4 for row in splits["train"]]
     affinities = data.affinities("train")
-    return Rows(lengths, tokens, None if affinities is None else np.array(affinities, np.float64))
+    known = None if affinities is None else np.array(affinities, np.float64)
+    return Rows(lengths, np.array(tokens, np.int64), known)
 
 
-def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: Any) -> Stage:
-    stages, explicit, lengths = given.stages, args.explicit_fields, rows.lengths
-    given, data_args, args = copy.copy(given), copy.copy(data_args), copy.copy(args)
+def _sketch_stage(
+    number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments
+) -> Stage:
+    stages = given.stages
+    explicit = args.explicit_fields
+    lengths = rows.lengths
+    given = copy.copy(given)
+    data_args = copy.copy(data_args)
+    args = copy.copy(args)
     settle_stage(number, given, data_args, args, explicit)
     tokens = rows.take(given, data_args.max_train_samples)
     with torch.device("meta"):
         model: Any = AntibodyGenerator(build_config(given, args))
     batch = partial(make_batch, model)
-    mean, longest = ([sizes["antigen"], sizes["pair"]] for sizes in (lengths.mean, lengths.longest))
+    mean = [lengths.mean["antigen"], lengths.mean["pair"]]
+    longest = [lengths.longest["antigen"], lengths.longest["pair"]]
     parts = _sketch_encoder(model, lengths)
     is_encoder_kept = bool(parts) and parts[0].training == "frozen"
     generator = Part(
@@ -136,7 +151,7 @@ def _sketch_stage(number: int, rows: Rows, given: GeneratorArguments, data_args:
 
 
 def count_flops(model: Any, antigen: float, pair: float) -> float:
-    """FLOPs of a row, forward: 2 for each weight and token that it reads (encoder) or writes (decoder).
+    """Counts FLOPs of a row, forward: 2 for each weight and token that it reads (encoder) or writes (decoder).
 
     Left out are products of attention, up to a sixth, and that rows of one batch share an antigen.
     """
@@ -152,7 +167,7 @@ def _num_weights(module: nn.Module) -> int:
 
 
 def make_batch(model: Any, antigen: int, pair: int, rows: int, device: str = "meta") -> dict[str, Any]:
-    """Rows of so many tokens; of a frozen encoder its states, which the run reads from a cache."""
+    """Makes rows of so many tokens; of a frozen encoder its states, which the run reads from a cache."""
     ids = torch.full((rows, antigen), RESIDUE, device=device)
     batch: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
@@ -168,11 +183,12 @@ def _make_step(
 ) -> Step | None:
     if rows > most:
         return None
-    return Step(AntibodyGenerator(config).train().to(device), batch(*map(round, mean), rows, device))
+    model = AntibodyGenerator(config).train().to(device)
+    return Step(model, batch(*map(round, mean), rows, device))
 
 
 def _sketch_encoder(model: AntibodyGenerator, lengths: RowLengths) -> list[Part]:
-    """A pretrained encoder of antigens, and all that it reads once where it is frozen; nothing where there is none."""
+    """Describes a pretrained encoder of antigens, and what it reads once where it is frozen; nothing without one."""
     if model.config.antigen_encoder is None:
         return []
     spec = EncoderSpec(**model.config.antigen_encoder)

@@ -13,6 +13,7 @@ from ..errors import ArgumentError, RunEnded
 from ..files import write_text
 from ..models.generation.configuration import SIZES
 from ..text.units import format_cell
+from ..training_args import FastTrainingArguments
 
 GATES_NAME = "gates.json"
 
@@ -53,7 +54,9 @@ LEARNING_RATES = {"lstm": 1e-2, "transformer": 3e-3, "light": 3e-3, "esm": 3e-3}
 ENCODER_LEARNING_RATES = {"frozen": None, "lora": 3e-4, "full": 3e-5}  # usual for pretrained encoders, not measured
 
 
-def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explicit: Collection[str]) -> dict[str, Any]:
+def settle_stage(
+    number: int, model_args: Any, data_args: Any, args: FastTrainingArguments, explicit: Collection[str]
+) -> dict[str, Any]:
     """Gives the arguments what a stage says, where the user said nothing; returns what was set.
 
     Args:
@@ -62,9 +65,12 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
         explicit: names that the user set, and that stay.
     """
     batch = {"per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size"}
-    sets_batch = bool(batch & {*explicit}) or args.max_tokens_per_batch is not None
-    own = {*explicit, *(batch if sets_batch else ()), *(("num_train_epochs",) if "max_steps" in explicit else ())}
-    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in ("goal", *own)}
+    own = {"goal", *explicit}
+    if batch & own or args.max_tokens_per_batch is not None:
+        own |= batch
+    if "max_steps" in own:
+        own.add("num_train_epochs")
+    changed = {name: value for name, value in STAGES[number]._asdict().items() if name not in own}
     for name, value in changed.items():
         setattr(next(one for one in (data_args, model_args, args) if hasattr(one, name)), name, value)
     width_name = "hidden_size" if model_args.architecture == "lstm" else "d_model"
@@ -81,12 +87,12 @@ def settle_stage(number: int, model_args: Any, data_args: Any, args: Any, explic
 
 
 def describe_stage(number: int, changed: dict[str, Any]) -> str:
-    """What the log says before anything is read."""
+    """Returns what the log says before anything is read."""
     listed = ", ".join(f"{name} {value}" for name, value in changed.items() if value is not None)
     return f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."
 
 
-def check_auto(args: Any) -> None:
+def check_auto(args: FastTrainingArguments) -> None:
     """Raises ArgumentError where `--stage auto` was given what only one stage can have."""
     if args.push_to_hub:
         raise ArgumentError("--stage auto with --push_to_hub: push the stage that you want, with --stage 1, 2 or 3.")
@@ -151,7 +157,8 @@ def check_gates(
     """
     gates = []
     for name, (rule, usual) in GATES[stage].items():
-        value, threshold = numbers.get(name), float((thresholds or {}).get(name, usual))
+        value = numbers.get(name)
+        threshold = float((thresholds or {}).get(name, usual))
         number = None if value is None or not math.isfinite(value) else float(value)
         passed: bool | None = number is not None and _RULES[rule](number, threshold)
         shown = "not measured" if value is None else format_cell(float(value))
@@ -164,7 +171,7 @@ def check_gates(
 
 
 def have_passed(gates: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the next stage may start: no gate failed, and one at least passed."""
+    """Returns whether the next stage may start: no gate failed, and one at least passed."""
     return all(gate["passed"] is not False for gate in gates) and any(gate["passed"] for gate in gates)
 
 
@@ -192,7 +199,7 @@ def check_passed(results: Mapping[str, Any]) -> None:
 
 
 def describe_gates() -> str:
-    """The gates of each stage and their thresholds, for --help."""
+    """Describes the gates of each stage and their thresholds, for --help."""
     lines = []
     for stage, each in GATES.items():
         asked = (f"{name} {rule} {format_cell(threshold)}" for name, (rule, threshold) in each.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from transformers.trainer_utils import TrainOutput
+
 from ..arguments.checks import check_metric_name
 from ..errors import ArgumentError
 from ..masked_lm.results import EVALUATION_METRICS, compute_metrics, sum_rows
@@ -12,6 +14,7 @@ from ..models.generation.model import AntibodyGenerator
 from ..processes.sharding import fsdp_version
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run
+from ..trainer import FastTrainer
 from .building import Inputs, build_inputs, build_model, fill_in_demo
 from .judging.discriminator import Discriminator
 from .judging.measuring import EpochSamples, measure
@@ -30,7 +33,7 @@ class StageData:
 
 
 def check(run: Run) -> None:
-    """See `Task.check`."""
+    """Implements `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, EVALUATION_METRICS)
     if fsdp_version(run.args) or run.args.deepspeed_plugin is not None:
         raise ArgumentError(
@@ -40,25 +43,33 @@ def check(run: Run) -> None:
 
 
 def load(run: Run) -> StageData:
-    """Gives the arguments what the stage says, and builds the model too: how antigens are read is its to say."""
-    model_args, data_args, args = run.model_args, run.data_args, run.args
-    run.log.info(describe_stage(run.stage, settle_stage(run.stage, model_args, data_args, args, run.explicit)))
+    """Gives the arguments what the stage says, and builds the model too: it decides how antigens are tokenized."""
+    model_args = run.model_args
+    data_args = run.data_args
+    args = run.args
+    changed = settle_stage(run.stage, model_args, data_args, args, run.explicit)
+    run.log.info(describe_stage(run.stage, changed))
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data, in which CDR-H3 follows the antigen by a planted rule.")
         table = fill_in_demo(model_args, args, run.explicit)
     settle_columns(model_args, data_args, run.explicit)
     name = model_args.discriminator
-    discriminator = Discriminator.from_pretrained(name) if name else None  # before anything is trained
+    discriminator = None
+    if name:  # before anything is trained
+        discriminator = Discriminator.from_pretrained(name)
     pairs = load_pairs(model_args, data_args, run.explicit, output_dir=args.output_dir, seed=args.seed, table=table)
     model = build_model(model_args, args, pairs)
-    antigens = [antigen for split in pairs.splits for antigen in pairs.antibodies(split).antigens]
+    antigens: list[str] = []
+    for split in pairs.splits:
+        antigens += pairs.antibodies(split).antigens
     return StageData(pairs, discriminator, model, build_inputs(model, args, antigens))
 
 
 def build(run: Run, data: StageData) -> dict[str, Any]:
-    """See `Task.build`; evaluations keep three sums per row, not scores of every token."""
-    pairs, inputs = data.pairs, data.inputs
+    """Implements `Task.build`; evaluations keep three sums per row, not scores of every token."""
+    pairs = data.pairs
+    inputs = data.inputs
     tokens = {name: inputs.tokenize(pairs.antibodies(name), pairs.affinities(name)) for name in pairs.splits}
     run.test_dataset = tokens["test"]
     run.log.info(summarize_data(pairs.report))
@@ -74,7 +85,7 @@ def build(run: Run, data: StageData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: Any, trained: Any, data: StageData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: StageData) -> dict[str, Any]:
     """Writes antibodies for test antigens, judges them, and holds the stage against its gates."""
     facts, text = measure(trainer, run.stage, run.model_args, data.pairs, data.inputs, data.discriminator)
     run.log.info("\nStage %d, on test antigens:\n%s\n", run.stage, text)

@@ -52,7 +52,7 @@ class GenerationTask(Task):
     }
 
     def parse_stages(self, argv: Sequence[str] | None = None) -> list[Run]:
-        """A run for each stage that a command line asks for: one; of `--stage auto` all, each in a folder of its own.
+        """Returns a run for each stage of a command line: one; of `--stage auto` all, each in a folder of its own.
 
         Raises:
             ArgumentError: as `parse`; `--stage auto` with what only one stage can have.
@@ -62,11 +62,13 @@ class GenerationTask(Task):
             whole.stage = int(whole.model_args.stage)
             return [whole]
         check_auto(whole.args)
-        words, runs = whole.parser.arguments, []
+        words = whole.parser.arguments
+        runs = []
         for stage in whole.model_args.stages:
             run = self.parse([*words, "--output_dir", str(whole.folder / f"stage-{stage}")])
             run.parser.arguments = words  # the command that repeats the run: all its stages
-            run.stage, run.is_last = stage, stage == whole.model_args.stages[-1]
+            run.stage = stage
+            run.is_last = stage == whole.model_args.stages[-1]
             runs.append(run)
         return runs
 
@@ -88,7 +90,7 @@ class GenerationTask(Task):
         check_passed(stages[-1])
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
-        """One stage, or several in turn while gates pass; returns what the last one's `all_results.json` holds.
+        """Runs one stage, or several in turn while gates pass; returns what the last one's `all_results.json` holds.
 
         Raises:
             GatesFailed: a stage did not reach what it must; everything was written before.

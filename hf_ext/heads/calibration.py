@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import log_expit, log_softmax
 
 from ..labels import UNKNOWN
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 LIMITS = (0.25, 10.0)  # a few rows that are all right would ask for ever less, and for certainty
 LEAST = 1e-4  # of the log loss, in nats: below it 1 stays
@@ -41,7 +44,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.exp(found.x)) if log_loss(0.0) - found.fun > LEAST else 1.0
 
 
-def calibrate(trainer: Any, rows: Any) -> float:
+def calibrate(trainer: FastTrainer, rows: Any) -> float:
     """Gives the trained model of `trainer` the temperature that suits `rows`, and returns it; of numbers 1.0.
 
     Of mixed heads too: they were weighed by their log loss.
@@ -52,9 +55,9 @@ def calibrate(trainer: Any, rows: Any) -> float:
     Cost: one prediction of `rows`. To be called by all processes.
     """
     config = trainer.model.config
-    if config.kind.is_numeric or trainer.model.ensemble is not None:
+    if not config.kind.has_probabilities or trainer.model.ensemble is not None:
         return 1.0
     config.temperature = 1.0
     output = trainer.predict(rows)
-    config.temperature = fit_temperature(output.predictions, output.label_ids)
+    config.temperature = fit_temperature(np.asarray(output.predictions), np.asarray(output.label_ids))
     return config.temperature

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from ..baselines.fitted import pooled_features
 from ..data.columns import label_array
 from ..data.splits import draw_rows
 from ..errors import ArgumentError, DataError
-from ..evaluation.metrics import HIT_METRICS
-from ..labels import ONE_NUMBER, LabelKind
+from ..evaluation.kinds import metrics_of
+from ..labels import LabelKind
 from ..models.arguments import Head, ModelArguments
 from ..models.configuration import AffinityConfig
 from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
@@ -29,7 +29,10 @@ from ..text.tables import format_table
 from ..text.units import format_cell, seconds
 from ..training_args import FastTrainingArguments
 from .members import fit_members
-from .objectives import FloatArray, LogLoss, Objective, SquaredError
+from .objectives import OBJECTIVES, FloatArray, Objective
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 AUTO: Head = "auto"
 PLAIN: Head = "mlp"
@@ -53,7 +56,7 @@ def settle_head(
     training: FastTrainingArguments,
     explicit: Collection[str],
     is_stream: bool,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind,
 ) -> str:
     """Settles what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
 
@@ -114,11 +117,11 @@ def read_config_of(folder: Path) -> dict[str, Any]:
 
 def _why_single(args: ModelArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind) -> str | None:
     metric = str(training.metric_for_best_model).removeprefix("eval_")
-    if kind.per_residue or (kind.is_numeric and not kind.is_one_number):
-        return f"here each row has {'a label for each residue' if kind.per_residue else 'several numbers'}"
+    if kind.why_one_head:
+        return kind.why_one_head
     if args.loss != "mse":
         return f"they are fitted by least squares, not by --loss {args.loss}"
-    if kind.is_one_number and metric in HIT_METRICS:
+    if metric in metrics_of(kind).of_hits:
         return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
     return why_not_fitted(args, training, is_stream)
 
@@ -141,7 +144,7 @@ class Fitted:
     predicted: FloatArray | None
 
 
-def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitted:
+def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
     Members: ridge or logistic regressions of several penalties on the features and on their principal directions and
@@ -167,7 +170,7 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
         train, units = train.select(drawn), units and [[units[0][i] for i in drawn], units[1]]
     labels = np.concatenate([label_array(train), label_array(validation)])
     kind = config.kind
-    objective = SquaredError(labels) if kind.is_one_number else LogLoss(labels, kind.num_outputs)
+    objective = OBJECTIVES[kind.linear_name](labels, len(kind.names))
     cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
     parts = make_parts(len(train), len(validation), cost, units, args.seed)
     rows = np.concatenate(parts)
@@ -192,11 +195,11 @@ def fit_ensemble(trainer: Any, splits: Mapping[str, Any], units: Units) -> Fitte
         "num_held_out": len(rows),
         "seconds": time.perf_counter() - began,
     }
-    return Fitted(facts, mixed[: len(validation)] if kind.is_one_number else None)
+    return Fitted(facts, objective.predicted(mixed[: len(validation)]))
 
 
 def _read_views(
-    trainer: Any, train: Any, validation: Any, objective: Objective
+    trainer: FastTrainer, train: Any, validation: Any, objective: Objective
 ) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
     """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
 

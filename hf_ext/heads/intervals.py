@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +16,17 @@ from ..evaluation.row_metrics import unpack_labelled
 from ..evaluation.scores import score_mean
 from ..text.units import format_cell, share
 
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
+
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
 ROUNDING = 1e-9  # of sums of weights
 SHOWN = (0.9, 0.8, 0.5)  # levels of which the first that there is has its coverage measured
 
 
-def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any = None) -> dict[str, Any]:
+def fit_intervals(
+    trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predicted: Any = None
+) -> dict[str, Any]:
     """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
 
     What they rest on is how far predictions are from the labels of validation rows. The best checkpoint was chosen on
@@ -43,19 +48,19 @@ def fit_intervals(trainer: Any, rows: Any, units: ResamplingUnits | None, predic
     return stored
 
 
-def _fit(trainer: Any, rows: Any, units: ResamplingUnits | None, predicted: Any) -> dict[str, Any]:
-    if trainer.model.config.label_kind:
-        return {"reason": "they are for a model of one number per row"}
+def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predicted: Any) -> dict[str, Any]:
+    if reason := trainer.model.config.kind.why_no_intervals:
+        return {"reason": reason}
     if trainer.model.config.loss == "ranking":
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):
-        return {"reason": "validation rows were a stream, of which nobody knows what was held out together"}
+        return {"reason": "validation rows were a stream, and what was held out together is not known"}
     bounds, units = _bounds(rows), check_units(units, len(rows))
     is_exact = bounds == 0
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
     if predicted is None:
-        predicted, labels = unpack_labelled(trainer.predict(rows))
+        predicted, labels = unpack_labelled(trainer.predict(rows), trainer.model.config.kind)
     else:
         labels = label_array(rows)
     of_exact = None if units is None else units.select(is_exact)

@@ -24,7 +24,7 @@ from ..embeddings.dataset import factorize, take_rows
 from ..evaluation.resampling import ResamplingUnits
 from ..evaluation.scores import compare_paired
 from ..hardware import detect_hardware
-from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
+from ..labels import LabelKind
 from ..models.affinity import AffinityModel
 from ..models.arguments import AUTO_LAYER, ModelArguments
 from ..models.encoders import final_norm_of, layers_of, load_encoder
@@ -71,9 +71,9 @@ def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[
     return {} if folder is None else read_config_of(folder)
 
 
-def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind = ONE_NUMBER) -> str | None:
+def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind) -> str | None:
     """Why `--layer auto` reads the last layer in a run, without comparing."""
-    return "each residue has a label" if kind.per_residue else why_not_fitted(args, training, is_stream)
+    return kind.why_last_layer or why_not_fitted(args, training, is_stream)
 
 
 def choose_layers(
@@ -103,7 +103,8 @@ def choose_layers(
     began, asked = time.perf_counter(), (splits["train"], splits["validation"])
     drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
     rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
-    labels, is_known = _as_numbers(np.concatenate([label_array(split) for split in rows]), model.config.kind)
+    every = np.concatenate([label_array(split) for split in rows])
+    labels, is_known = model.config.kind.as_columns(every, MAX_CLASSES, CONSTANT_SPREAD)
     together = units and [[of[i] for i in chosen] for of, chosen in zip(units, drawn)]
     is_enough = len(rows[1]) >= ENOUGH_ROWS
     parts = make_parts(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
@@ -183,23 +184,6 @@ def _embed_layers(
     for hook in hooks:
         hook.remove()
     return tables
-
-
-def _as_numbers(labels: NDArray[Any], kind: LabelKind) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Labels as columns of numbers of one size, (n, k), and which of them are known; others hold the column's mean.
-
-    Of many classes the most frequent ones.
-    """
-    if kind.is_one_number:
-        return labels[:, None], np.ones((len(labels), 1), bool)
-    if kind.task == "classification":
-        names, counts = np.unique(labels, return_counts=True)
-        labels = labels[:, None] == names[np.argsort(-counts, kind="stable")[:MAX_CLASSES]]
-        return labels.astype(np.float64), np.ones(labels.shape, bool)
-    is_known = labels != UNKNOWN
-    numbers = np.ma.array(labels.astype(np.float64), mask=~is_known)
-    spread = numbers.std(0).filled(0) if kind.is_numeric else 1.0
-    return ((numbers - numbers.mean(0)) / np.maximum(spread, CONSTANT_SPREAD)).filled(0), is_known
 
 
 def _predict_unseen(

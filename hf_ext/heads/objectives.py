@@ -29,7 +29,7 @@ class SquaredError:
 
     measure, link, num_outputs, penalties = "RMSE", "identity", 1, PENALTIES
 
-    def __init__(self, labels: FloatArray):
+    def __init__(self, labels: FloatArray, num_outputs: int = 1):
         self.labels = labels
         self.shift, self.scale = float(labels.mean()), float(labels.std()) or 1.0  # of networks' outputs
         self.targets = torch.from_numpy((labels - self.shift) / self.scale).float()
@@ -59,6 +59,10 @@ class SquaredError:
     def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
         """Of each of m members, (m, entries) -> (m,)."""
         return np.sqrt(np.square(judged - self.labels[rows]).mean(-1))
+
+    def predicted(self, judged: FloatArray) -> FloatArray | None:
+        """Returns the predictions that `judged` made entries of, (n,) label units; None where it left some out."""
+        return judged
 
 
 class LogLoss:
@@ -106,5 +110,10 @@ class LogLoss:
         """As of `SquaredError`."""
         return -np.log(judged.clip(LEAST)).mean(-1)
 
+    def predicted(self, judged: FloatArray) -> FloatArray | None:
+        """As of `SquaredError`: none."""
+        return None
+
 
 Objective = SquaredError | LogLoss
+OBJECTIVES: dict[str, type[Objective]] = {"ridge": SquaredError, "logistic regression": LogLoss}  # by linear model

@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 def model_files(folder: str | os.PathLike[str]) -> Files:
-    """The files of a model folder that may leave this machine: those known to be needed, and no others.
+    """Lists the files of a model folder that may leave this machine: those known to be needed, and no others.
 
     Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the manifest of these,
     the card and the report with its two figures. So never pickles, arguments, optimizer, random states, logs, the plan,
     predictions or data. Symbolic links are left out: a link may have an allowed name and lead to anything. PEFT's
-    template of a card, in which nobody has written, stays too.
+    template of a card, untouched, stays too.
 
     Raises:
         ArgumentError: no such folder, it holds no weights, or other files than its manifest says.
@@ -63,16 +63,16 @@ def model_files(folder: str | os.PathLike[str]) -> Files:
 
 
 def is_draft(card: bytes | Path | None) -> bool:
-    """Whether a README.md is PEFT's template, in which nobody has written."""
+    """Tells whether a README.md is PEFT's template, untouched."""
     return isinstance(card, bytes) and card.count(b"[More Information Needed]") > 3
 
 
 def find_token(files: Files, token: str) -> str | None:
-    """The name of a file, other than weights, that contains `token` or anything that has the form of a token."""
+    """Finds a file, other than weights, that contains `token` or anything that has the form of a token."""
     texts = {name: content for name, content in files.items() if isinstance(content, bytes)}
     return next((name for name, text in texts.items() if token.encode() in text or _ANY_TOKEN.search(text)), None)
 
 
 def find_replaced(present: list[str], files: Files) -> list[str]:
-    """Of the names `present` in a repository, what an earlier push left there and `files` take the place of."""
+    """Lists of the names `present` in a repository what an earlier push left there and `files` take the place of."""
     return [name for name in present if name not in files and _DECIDES_LOADING.fullmatch(name)]

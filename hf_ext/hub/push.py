@@ -142,7 +142,7 @@ def _find_own_token(token: str | None, repeat: str) -> str:
 
 
 def _open(api: HfApi, repo_id: str, private: bool, revision: str | None) -> ModelInfo:
-    """The repository, made where it is not there, as the branch is, and what it holds."""
+    """Opens the repository, made where it is not there; returns the branch and what it holds."""
     owned = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     if revision is not None:
         api.create_branch(owned, branch=revision, exist_ok=True)
@@ -186,7 +186,7 @@ def _is_same(add: CommitOperationAdd, entry: RepoFile | None) -> bool:
 
 
 def _attempt(work: Callable[[], Result], failed: str, repeat: str, token: str) -> Result:
-    """What `work` returns; again while there is hope, then HubError with what failed, why, and how to repeat it."""
+    """Returns what `work` returns; tries again, then raises HubError with what failed and how to repeat it."""
     for number, wait_s in enumerate((*WAITS_S, None), 1):
         try:
             with replaced(get_session(), timeout=SILENCE_S):

@@ -1,15 +1,15 @@
-"""What a cell of a table holds: nothing, a number, a bound, a list; read as a value, or refused by a rule."""
+"""What a cell of a table holds: nothing, a number, a bound, a list, names; read as a value, or refused by a rule."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from . import UNKNOWN
-
+UNKNOWN = -100  # in tensors of labels: no loss, no score
 # Each spells a short peptide, but in a table it is what another program wrote for "no value".
 MISSING_MARKERS = ("NA", "N/A", "#N/A", "<NA>", "NULL", "NAN", "NONE")
 # ASCII digits, a point, an exponent; nothing else that Python would take for a number. Linear: no digit can be matched
@@ -19,9 +19,15 @@ MAX_ABS_LABEL = 1e30  # squared error of larger ones overflows float32
 SIGNS = {"<": -1, "<=": -1, ">": 1, ">=": 1, "=": 0}
 NOT_KNOWN = ("?", "X", "x", str(UNKNOWN))  # of a residue
 MAX_NAMED = 5
+SEPARATOR = ";"  # between the labels of a cell
+NO_LABEL = "-"  # a cell without any of the labels, or a residue whose label is not known beside digits
+JOINTS = "|/,"  # separate labels where what they join are names
+YES = ("true", "yes", "1", "positive", "pos")
+BITS = {"0": 0.0, "false": 0.0, "f": 0.0, "no": 0.0, "1": 1.0, "true": 1.0, "t": 1.0, "yes": 1.0}
 
 _LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
 _IS_NUMBER = re.compile(NUMBER).fullmatch
+_IS_DIGITS = re.compile("[0-9]+").fullmatch
 _ITEMS = re.compile(r"[^\s,;\[\]\"']+").findall  # between spaces, commas, semicolons, brackets, quotes
 _IS_NUMERIC = re.compile(r"[\[\]\s,;0-9.eE+-]*").fullmatch
 # What quotes hold, to the end of the text where they are not closed, so that no quote is looked at twice; or what
@@ -48,7 +54,7 @@ def is_missing(value: object) -> bool:
 
 
 def is_unknown(item: object) -> bool:
-    """Says whether an item of a list stands for a residue whose label nobody knows."""
+    """Says whether an item of a list stands for a residue whose label is not known."""
     return is_missing(item) or write_name(item) in NOT_KNOWN
 
 
@@ -116,7 +122,7 @@ def _unquote(token: str) -> str:
     return re.sub(r"\\(.)", r"\1", token[1:].removesuffix(token[0]))
 
 
-def unwrap(cell: Any) -> Any:
+def unwrap(cell: object) -> Any:
     """Returns the item of a list of one, None of an empty list, any other cell as it is."""
     items = read_list(cell)
     if items is None or len(items) > 1:
@@ -124,7 +130,7 @@ def unwrap(cell: Any) -> Any:
     return items[0] if items else None
 
 
-def split_items(cell: Any) -> list[Any]:
+def split_items(cell: object) -> list[Any]:
     """Returns the items of a list, or of text that lists things between spaces, commas or semicolons."""
     items = read_list(cell)
     if items is not None:
@@ -132,7 +138,7 @@ def split_items(cell: Any) -> list[Any]:
     return _ITEMS(cell) if isinstance(cell, str) else [cell]
 
 
-def split_letters(cell: Any) -> list[Any]:
+def split_letters(cell: object) -> list[Any]:
     """As `split_items`, and a word alone as its letters."""
     items = split_items(cell)
     return [*items[0]] if isinstance(cell, str) and items == [cell.strip()] else items
@@ -156,3 +162,71 @@ def judge_label(cell: object) -> Judged:
     if abs(value) > MAX_ABS_LABEL:
         return Judged((math.nan, 0), "the label is larger than 1e30", "Change the unit, or use a logarithm.")
     return Judged((value, bound))
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def order_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Numbers by size, else by the alphabet; of two the one that means yes, or to which the other adds `non-`, last."""
+    found = sorted({*names})
+    try:
+        return tuple(sorted(found, key=lambda name: (float(name), name)))
+    except ValueError:
+        if len(found) == 2 and (found[0].lower() in YES or found[1].lower().endswith(found[0].lower())):
+            found.reverse()
+        return tuple(found)
+
+
+def as_bit(cell: object) -> float | None:
+    """1 or 0 of a cell that says yes or no; None of others."""
+    return BITS.get(drop_zeros(write_name(cell)).lower())
+
+
+def split_joined(name: str, sign: str) -> list[str]:
+    """Returns what `sign` joins."""
+    return [part for part in map(str.strip, name.split(sign)) if part]
+
+
+def find_joints(names: Collection[str]) -> str:
+    """Returns those signs of `|/,` that separate labels: what they join are mostly names that also stand alone.
+
+    None where `+` joins names, too: `a/b` beside `a+b`, as SCOP has it, is another class, not both.
+    """
+    if any("+" in name and all(part in names for part in split_joined(name, "+")) for name in names):
+        return ""
+    found = ""
+    for sign in JOINTS:
+        joined = [split_joined(name, sign) for name in names if sign in name]
+        known = [all(part in names for part in parts) for parts in joined]
+        if known and sum(known) * 2 >= len(known):
+            found += sign
+    return found
+
+
+def drop_dash(names: Collection[str]) -> set[str]:
+    """Returns labels of residues without `-` where all others are digits: CAID's references write it for not known."""
+    rest = {*names} - {NO_LABEL}
+    return rest if all(map(_IS_DIGITS, rest)) else {*names}
+
+
+def beside_minus_1(names: Collection[str]) -> set[str]:
+    """Returns the names beside -1, which may be a label or mean that it is not known; none where there is no -1."""
+    rest = {*names} - {"-1"}
+    return rest if len(rest) < len(names) else set()
+
+
+def count_names(names_of: Callable[[Any], list[str]], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
+    """Returns in how many rows each name stands, of distinct cells and how many rows have each."""
+    counts: Counter[str] = Counter()
+    for cell, num in zip(cells, nums):
+        counts.update(dict.fromkeys(names_of(cell), num))
+    return counts
+
+
+def join_decimals(counts: Counter[str]) -> None:
+    """Adds the rows of `1.0` to those of `1`, where both are names."""
+    for name in [*counts]:
+        whole = drop_zeros(name)
+        if whole != name and whole in counts:
+            counts[whole] += counts.pop(name)

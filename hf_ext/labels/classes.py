@@ -1,255 +1,281 @@
-"""Labels that are names: a class per row, several labels per row, or a class for each residue."""
+"""Labels that are names; one class of each row."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from . import UNKNOWN, LabelKind
+from ..errors import DataError
 from .cells import (
+    SEPARATOR,
+    UNKNOWN,
     Judged,
+    count_names,
     drop_zeros,
     is_missing,
-    is_unknown,
+    join_decimals,
+    order_names,
     read_list,
     shorten,
     show_names,
-    split_letters,
     unwrap,
     write_name,
 )
+from .columns import distinct
+from .kind import LabelKind, ReadArguments
+from .outputs import LABEL, PREDICTION, PROBABILITY, Array, Columns, FloatArray, IntArray, Outputs
 
 FILL_IN = "Fill it in, or leave the row out."
-SEPARATOR = ";"  # between the labels of a cell
-NO_LABEL = "-"  # a cell without any of the labels, or a residue whose label nobody knows beside digits
-JOINTS = "|/,"  # separate labels where what they join are names
-YES = ("true", "yes", "1", "positive", "pos")
-BITS = {"0": 0.0, "false": 0.0, "f": 0.0, "no": 0.0, "1": 1.0, "true": 1.0, "t": 1.0, "yes": 1.0}
+NOT_KNOWN = "?"  # in tables of predictions
+MAX_PROBABILITIES = 20  # classes of which each has a column; of more the predicted one's probability stands alone
 
 
-def order_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Numbers by size, else by the alphabet; of two the one that means yes, or to which the other adds `non-`, last."""
-    found = sorted({*names})
-    try:
-        return tuple(sorted(found, key=lambda name: (float(name), name)))
-    except ValueError:
-        if len(found) == 2 and (found[0].lower() in YES or found[1].lower().endswith(found[0].lower())):
-            found.reverse()
-        return tuple(found)
+class NamedKind(LabelKind):
+    """What names in cells stand for, by their number among `names`."""
 
-
-def as_bit(cell: Any) -> float | None:
-    """1 or 0 of a cell that says yes or no; None of others."""
-    return BITS.get(drop_zeros(write_name(cell)).lower())
-
-
-def split_joined(name: str, sign: str) -> list[str]:
-    """Returns what `sign` joins."""
-    return [part for part in map(str.strip, name.split(sign)) if part]
-
-
-def find_joints(names: Collection[str]) -> str:
-    """Returns those signs of `|/,` that separate labels: what they join are mostly names that also stand alone.
-
-    None where `+` joins names, too: `a/b` beside `a+b`, as SCOP has it, is another class, not both.
-    """
-    if any("+" in name and all(part in names for part in split_joined(name, "+")) for name in names):
-        return ""
-    found = ""
-    for sign in JOINTS:
-        joined = [split_joined(name, sign) for name in names if sign in name]
-        known = [all(part in names for part in parts) for parts in joined]
-        if known and sum(known) * 2 >= len(known):
-            found += sign
-    return found
-
-
-class Classes:
-    """The class of a row, by its number among `kind.names`."""
-
-    arrow_type: pa.DataType = pa.int64()
-
-    def __init__(self, kind: LabelKind) -> None:
-        self.kind = kind
-        numbered = [*enumerate(kind.names)]
-        self.numbers = {drop_zeros(name): number for number, name in numbered} | {name: i for i, name in numbered}
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Returns the number of each name, also without its decimals."""
+        numbered = [*enumerate(self.names)]
+        return {drop_zeros(name): number for number, name in numbered} | {name: number for number, name in numbered}
 
     def find(self, name: str) -> int | None:
-        """Returns the number of a class, also of one that is written with other decimals (`1.0` for `1`)."""
+        """Returns the number of a name, also of one that is written with other decimals (`1.0` for `1`)."""
         return self.numbers.get(name, self.numbers.get(drop_zeros(name)))
 
-    def is_missing(self, cell: Any) -> bool:
+    def is_missing(self, cell: object) -> bool:
         """Says whether a cell holds nothing: `NA` is a class where one is called so."""
         return is_missing(cell) and write_name(cell) not in self.numbers
 
-    def names_of(self, cell: Any) -> list[str]:
+    def names_of(self, cell: object) -> list[str]:
         """Returns what a cell names, nothing where it is no name."""
-        cell = unwrap(cell)
-        return [] if self.is_missing(cell) or _is_several(cell) else [write_name(cell)]
+        raise NotImplementedError
 
-    def judge(self, cell: Any) -> Judged:
-        """Returns a cell as the number of its class."""
-        cell = unwrap(cell)
-        if self.is_missing(cell):
-            return Judged(UNKNOWN, "the class is missing", FILL_IN)
-        if _is_several(cell):
-            remedy = "Name one class in each row; --task multilabel reads several."
-            return Judged(UNKNOWN, "several classes in one cell", remedy)
-        return self._number(write_name(cell))
+    def read_items(self, cell: object) -> list[Any]:
+        return self.names_of(cell)
 
-    def _number(self, name: str, place: str = "") -> Judged:
+    def number_of(self, name: str, place: str = "") -> Judged:
+        """Returns the number of a name, or that there is none, `place` in the cell."""
         number = self.find(name)
         if number is not None:
             return Judged(number)
         rule = f"the model has no class '{shorten(name)}'{place}"
-        return Judged(UNKNOWN, rule, f"It has {show_names(self.kind.names)}.")
+        return Judged(UNKNOWN, rule, f"It has {show_names(self.names)}.")
 
-    def facts(self, labels: np.ndarray) -> dict[str, Any]:
-        """How many rows or residues there are, of each class, and the share of the largest.
+    # Names.
+
+    def find_names(
+        self, cells: pa.ChunkedArray, sequences: pa.ChunkedArray, args: ReadArguments, notes: list[str]
+    ) -> LabelKind:
+        (column,) = self.columns
+        found = distinct(cells)
+        values = found.cells.to_pylist()
+        counts = self._count(values, np.bincount(found.number).tolist(), args, notes)
+        if not counts:
+            raise DataError(f"column {column!r}: no cell names a class. Check --label_column and --task.")
+        kind = replace(self, names=order_names(counts))
+        kind._check_names(values, cells, sequences)
+        notes += kind._doubt_names(counts, len(cells))
+        return kind
+
+    def _count(self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]) -> Counter[str]:
+        """Returns in how many rows each name stands, `1.0` as 1 beside it, of distinct cells and rows that have each.
+
+        Raises:
+            DataError: cells say `NA` or the like, and nothing says whether this is a class.
+        """
+        self._check_markers(cells, nums, args, notes)
+        counts = count_names(replace(self, names=tuple(args.marker_classes)).names_of, cells, nums)
+        counts = self._split_counts(counts, cells, nums)
+        join_decimals(counts)
+        return counts
+
+    def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
+        return counts
+
+    def _check_markers(self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]) -> None:
+        """Raises DataError, or notes where bad rows are dropped, that names such as `NA` read as no value."""
+        found: Counter[str] = Counter()
+        for cell, num in zip(cells, nums):
+            if isinstance(cell, str) and cell.strip() and is_missing(cell) and cell.strip() not in args.marker_classes:
+                found[cell.strip()] += num
+        if found:
+            told = (
+                f"column {self.columns[0]!r}: {found.total():,} cells say {' or '.join(map(repr, sorted(found)))}, "
+                f"which reads as no value. If these are classes, give --marker_classes {' '.join(sorted(found))}"
+            )
+            if args.bad_rows == "error":
+                raise DataError(f"{told}; if not, leave these rows out: --bad_rows drop.")
+            notes.append(f"{told}.")
+
+    def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
+        """Raises DataError where distinct `values` cannot be what these names stand for."""
+
+    def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
+        """Returns sentences about names that are probably none."""
+        folded: dict[str, list[str]] = {}
+        for name in self.names:
+            folded.setdefault("".join(name.casefold().replace("_", " ").split()), []).append(repr(name))
+        same = [" and ".join(names) for names in folded.values() if len(names) > 1]
+        where = f"column {self.columns[0]!r}"
+        return [f"{where}: classes that differ in spelling only: {show_names(same)}. Spell them alike."] if same else []
+
+    def _doubt_single(self, counts: Mapping[str, int]) -> list[str]:
+        single, num = sum(count == 1 for count in counts.values()), len(counts)
+        if single <= num / 2:
+            return []
+        where = f"column {self.columns[0]!r}"
+        return [f"{where}: {single:,} of {num:,} classes have a single row: these may be names of rows, not classes."]
+
+    # Facts.
+
+    def facts(self, labels: Array) -> dict[str, Any]:
+        """Returns how many rows or residues there are, of each class, and the share of the largest.
 
         Args:
             labels: (n,), `UNKNOWN` is not known.
         """
         known = labels[labels != UNKNOWN]
-        return self._facts(labels, np.bincount(known, minlength=self.kind.num_outputs), np.array(len(known)))
+        return self._facts(labels, np.bincount(known, minlength=self.num_outputs), np.array(len(known)))
 
-    def _facts(self, labels: np.ndarray, counts: np.ndarray, num_known: np.ndarray) -> dict[str, Any]:
+    def _facts(self, labels: Array, counts: Array, num_known: Array) -> dict[str, Any]:
         return {
             "n": len(labels),
-            "counts": dict(zip(self.kind.names, counts.tolist())),
+            "counts": dict(zip(self.names, counts.tolist())),
             "largest_share": float((counts / np.maximum(1, num_known)).max()),
             "num_known": num_known.tolist(),
             "num_unknown": labels.size - int(num_known.sum()),
         }
 
-    def describe(self, facts: Mapping[str, Any]) -> str:
-        """The same in words, for a log."""
-        what = "residues" if self.kind.per_residue else "rows"
+    def describe_facts(self, facts: Mapping[str, Any]) -> str:
         counts = Counter(facts["counts"]).most_common()
         shown = ", ".join(f"{shorten(name)} in {num:,}" for name, num in counts[:5])
         more = f" and {len(counts) - 5:,} more" if len(counts) > 5 else ""
         unknown = f"; {facts['num_unknown']:,} not known" if facts["num_unknown"] else ""
-        return f"{shown}{more}, of {facts['n']:,} {what}{unknown}"
+        return f"{shown}{more}, of {facts['n']:,} {self.counted}{unknown}"
 
     def why_useless(self, facts: Mapping[str, Any]) -> str:
-        """Why nothing can be learned from training labels; "" where something can."""
         present = [name for name, num in facts["counts"].items() if num]
         if len(present) > 1:
             return ""
-        what, called = ("residues", "known labels of") if self.kind.per_residue else ("rows", "labels of")
+        called = "known labels of" if self.per_residue else "labels of"
         which = f"are '{shorten(present[0])}'" if present else "are not known"
-        return f"column {self.kind.columns[0]!r}: all {called} training {what} {which}, so there is nothing to learn."
+        return (
+            f"column {self.columns[0]!r}: all {called} training {self.counted} {which}, so there is nothing to learn."
+        )
 
-    def compare(self, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Warnings about classes that other splits have and training lacks."""
+    def compare_splits(self, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Returns warnings about classes that other splits have and training lacks."""
         said = []
         for split in facts.keys() - {"train"}:
             counts = facts[split]["counts"]
             lost = [name for name, num in counts.items() if num and not facts["train"]["counts"][name]]
             if lost:
-                num, what = sum(counts[name] for name in lost), "residues" if self.kind.per_residue else "rows"
+                num = sum(counts[name] for name in lost)
                 said.append(
                     f"{len(lost):,} of {len(counts):,} classes ({show_names(lost)}) stand in {split} and not in "
-                    f"training, so they are never predicted: {num:,} of {facts[split]['n']:,} {split} {what} count as "
-                    "wrong. Split otherwise, or leave these rows out."
+                    f"training, so they are never predicted: {num:,} of {facts[split]['n']:,} {split} {self.counted} "
+                    "count as wrong. Split otherwise, or leave these rows out."
                 )
         return sorted(said)
 
+    def describe_limits(self) -> list[str]:
+        return [f"It knows {self.num_outputs:,} classes and no others: whatever it reads gets one of them."]
 
-def _is_several(cell: Any) -> bool:
+
+class Classes(NamedKind):
+    """A class of each row."""
+
+    task = "classification"
+    arrow_type = pa.int64()
+    dtype = np.int64
+    label_shape = ()
+    repeats = True
+    chart = "confusion"
+    hub_task, hub_name = "text-classification", "Classification of protein sequences"
+    returns = "the name of a class per row; predict_proba returns the probability of each"
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.names)
+
+    def names_of(self, cell: object) -> list[str]:
+        cell = unwrap(cell)
+        return [] if self.is_missing(cell) or is_several(cell) else [write_name(cell)]
+
+    def judge(self, cell: object) -> Judged:
+        """Returns a cell as the number of its class."""
+        cell = unwrap(cell)
+        if self.is_missing(cell):
+            return Judged(UNKNOWN, "the class is missing", FILL_IN)
+        if is_several(cell):
+            remedy = "Name one class in each row; --task multilabel reads several."
+            return Judged(UNKNOWN, "several classes in one cell", remedy)
+        return self.number_of(write_name(cell))
+
+    def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
+        """Raises DataError where classes are the rows' own names."""
+        where, num, shown = f"column {self.columns[0]!r}", len(counts), show_names(self.names)
+        if num == num_rows > 2:
+            raise DataError(
+                f"{where}: each of the {num:,} rows has a class of its own ({shown}): these are names of rows, from "
+                "which nothing can be learned. Name another --label_column, or give --task regression for amounts, "
+                "residue_classification for a letter per residue; separate several labels in a cell by ';'."
+            )
+        notes = [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
+        if sum(any(sign in name for sign in ",|") for name in self.names) > num / 2:
+            notes.append(
+                f"{where}: most classes hold a comma or a | ({shown}). If each cell names several labels, separate "
+                "them by ';' for --task multilabel."
+            )
+        return notes
+
+    def describe(self) -> str:
+        return f"one of {len(self.names):,} classes ({show_names(self.names)})"
+
+    def name_label(self, label: Any) -> Any:
+        return self.names[label]
+
+    def code(self, labels: FloatArray) -> tuple[FloatArray, IntArray]:
+        return np.eye(self.num_outputs), labels.astype(np.int64)
+
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+        names, counts = np.unique(labels, return_counts=True)
+        chosen = labels[:, None] == names[np.argsort(-counts, kind="stable")[:most]]
+        return chosen.astype(np.float64), np.ones(chosen.shape, bool)
+
+    def _link(self, special: Any) -> Callable[[Any], Any]:
+        return lambda logits: special.softmax(logits, axis=-1)
+
+    def decode(self, predictions: Outputs) -> Any:
+        return np.array(self.names)[np.argmax(predictions, axis=-1)]
+
+    def prediction_columns(self, predictions: Outputs) -> Columns:
+        shares = np.asarray(predictions, np.float32)
+        named = {PREDICTION: self.decode(predictions).tolist()}
+        if self.num_outputs > MAX_PROBABILITIES:
+            return {**named, PROBABILITY: shares.max(1)}
+        return {**named, **dict(zip(self.score_columns, shares.T))}
+
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
+        return {LABEL: name_numbers(self, labels).tolist()}
+
+    def join_cells(self, values: Sequence[Any]) -> Any:
+        return np.stack([np.eye(self.num_outputs)[value] for value in values])
+
+
+def is_several(cell: object) -> bool:
+    """Says whether a cell lists several names."""
     return SEPARATOR in str(cell) or read_list(cell) is not None
 
 
-class LabelSets(Classes):
-    """Several labels of a row: 1 for those that it has, 0 for others, NaN where it is not known."""
-
-    def __init__(self, kind: LabelKind) -> None:
-        super().__init__(kind)
-        self.has_columns = len(kind.columns) > 1
-        self.arrow_type = pa.float64() if self.has_columns else pa.list_(pa.float64())
-
-    def names_of(self, cell: Any) -> list[str]:
-        """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
-        items = read_list(cell, of_names=True)
-        if items is None:
-            items = cell.split(SEPARATOR) if isinstance(cell, str) else [cell]
-        names = [write_name(item) for item in items if not self.is_missing(item)]
-        return [part for name in names if name != NO_LABEL for part in self._split(name)]
-
-    def _split(self, name: str) -> list[str]:
-        """Returns the labels that a name joins (`a|b`), itself where it is one."""
-        for sign in JOINTS:
-            parts = split_joined(name, sign)
-            if self.find(name) is None and parts and all(self.find(part) is not None for part in parts):
-                return parts
-        return [name]
-
-    def judge(self, cell: Any) -> Judged:
-        """A cell of one of several columns as 1, 0 or NaN; one that lists labels, as 1 or 0 for each name."""
-        if self.has_columns:
-            value = math.nan if is_missing(cell) else as_bit(cell)
-            wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
-            return wrong if value is None else Judged(value)
-        if self.is_missing(cell):
-            remedy = f"Write {NO_LABEL} for a row that has none of the labels; leave it out if nobody looked."
-            return Judged([], "no label in this cell", remedy)
-        found = [self._number(name) for name in self.names_of(cell)]
-        for one in found:
-            if one.rule:
-                return one._replace(value=[])
-        return Judged(np.isin(range(self.kind.num_outputs), [one.value for one in found]).astype(np.float64))
-
-    def facts(self, labels: np.ndarray) -> dict[str, Any]:
-        """How many rows there are, and how many have each label.
-
-        Args:
-            labels: (n, labels), NaN is not known.
-        """
-        return self._facts(labels, np.nansum(labels, 0).astype(int), np.isfinite(labels).sum(0))
-
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
-        """Where no label tells training rows apart, or nobody knows one of them."""
-        unknown = [name for name, known in zip(facts["counts"], facts["num_known"]) if not known]
-        if unknown:
-            which = show_names(unknown)
-            return f"{which}: no training row says whether it has that label. Leave the column out, or fill it in."
-        if any(0 < num < known for num, known in zip(facts["counts"].values(), facts["num_known"])):
-            return ""
-        where = ", ".join(map(repr, self.kind.columns))
-        return f"column {where}: all training rows have the same labels, so there is nothing to learn."
-
-
-class ResidueClasses(Classes):
-    """A class for each residue: a letter, or a name in a list; `UNKNOWN` where it is not known."""
-
-    arrow_type = pa.list_(pa.int64())
-
-    def names_of(self, cell: Any) -> list[str]:
-        """Returns the classes that stand in a cell."""
-        if is_missing(cell):
-            return []
-        return [name for name in map(write_name, {*split_letters(cell)}) if not is_unknown(name)]
-
-    def _is_unknown(self, name: str) -> bool:
-        """Says whether the label is not known: `-` too beside classes that are digits, as CAID's references have it."""
-        return is_unknown(name) or (name == NO_LABEL and all(map(str.isdigit, self.kind.names)))
-
-    def judge(self, cell: Any) -> Judged:
-        """A cell as a list of numbers of classes."""
-        if is_missing(cell):
-            return Judged([], "the labels are missing", "Fill them in, or leave the row out.")
-        items = split_letters(cell)
-        numbers: dict[Any, int] = {}
-        for item in {*items}:
-            name = write_name(item)
-            number = self.find(name)
-            if number is None and not self._is_unknown(name):
-                place = f" as at position {items.index(item) + 1} of {len(items)}"
-                return self._number(name, place)._replace(value=[])
-            numbers[item] = UNKNOWN if number is None else number
-        return Judged([numbers[item] for item in items])
+def name_numbers(kind: LabelKind, labels: Array) -> Array:
+    """Returns the names of numbers of classes, of their shape; `?` where one is not known."""
+    return np.array([*kind.names, NOT_KNOWN])[np.where(labels == UNKNOWN, -1, labels)]

@@ -1,31 +1,40 @@
-"""Labels that are numbers: one column or several, or a number for each residue."""
+"""Labels that are numbers; several of each row, in columns or in lists of one column."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from . import UNKNOWN, LabelKind
-from .cells import Judged, is_missing, is_unknown, judge_label, shorten, split_items
+from ..errors import ArgumentError
+from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items
+from .columns import LabelTable, Read, RowError, judge_cells
+from .kind import LabelKind
+from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Outputs
 
+# Numbers that other programs write where nothing was measured.
+NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
+MIN_OTHERS = 3  # distinct labels, which say where measurements lie
+FAR = 10.0  # ranges of the other labels between them and a placeholder
+MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd in nM, 999 may be measured
 EMPTY = "Bounds can be read where one column is predicted; leave the cell empty where the value is not known."
-LIST_REMEDY = "Write a number for each residue, separated by spaces; nan where it is not known."
 
 
-class Numbers:
-    """One number per row and column; NaN where it is not known, which only one of several columns may be."""
+class NumericKind(LabelKind):
+    """Numbers on a scale, which the model standardises; NaN where one is not known."""
 
-    arrow_type: pa.DataType = pa.float64()
-
-    def __init__(self, kind: LabelKind) -> None:
-        self.kind = kind
+    arrow_type = pa.float64()
+    can_stream = True
+    has_probabilities = False
+    losses: ClassVar[tuple[str, ...]] = ("mse", "huber")
+    constant_name, linear_name, prior_rows = "training mean", "ridge", 0
+    hub_task = "regression"
 
     def judge(self, cell: object) -> Judged:
-        """A cell of one of several columns."""
+        """Returns a cell as a number, NaN where it holds nothing."""
         if is_missing(cell):
             return Judged(math.nan)
         (value, bound), rule, remedy, _ = judge_label(cell)
@@ -34,21 +43,23 @@ class Numbers:
             return Judged(math.nan, rule, EMPTY)
         return Judged(value, rule, remedy)
 
-    def facts(self, labels: np.ndarray) -> dict[str, Any]:
-        """How many rows or residues there are, and of each column how many numbers are known, and where they lie.
+    def read_items(self, cell: object) -> list[Any]:
+        return split_items(cell)
+
+    def facts(self, labels: Array) -> dict[str, Any]:
+        """Returns how many rows or residues there are, and of each column how many numbers are known, and their range.
 
         Args:
             labels: (n,) or (n, columns); NaN is not known.
         """
         found = {}
-        for name, column in zip(self.kind.names, labels.reshape(len(labels), -1).T):
+        for name, column in zip(self.names, labels.reshape(len(labels), -1).T):
             known = column[np.isfinite(column)]
-            spread = {key: float(getattr(known, key)()) for key in ("min", "max", "mean", "std") if len(known)}
-            found[name] = {"n": len(known), **spread}
+            measures = {key: float(getattr(known, key)()) for key in ("min", "max", "mean", "std") if len(known)}
+            found[name] = {"n": len(known), **measures}
         return {"n": len(labels), "columns": found}
 
-    def describe(self, facts: Mapping[str, Any]) -> str:
-        """The same in words, for a log."""
+    def describe_facts(self, facts: Mapping[str, Any]) -> str:
         said = []
         for name, one in facts["columns"].items():
             shown = "{min:.4g} to {max:.4g}, mean {mean:.4g}, deviation {std:.4g}".format_map(one)
@@ -57,31 +68,123 @@ class Numbers:
         return "; ".join(said)
 
     def why_useless(self, facts: Mapping[str, Any]) -> str:
-        """Why nothing can be learned from training labels; "" where something can."""
         for name, one in facts["columns"].items():
             if not one["n"] or one["min"] == one["max"]:
                 value = f"{one['min']:g}" if one["n"] else "not known"
                 return f"column {name!r}: all {facts['n']} training labels are {value}, so there is nothing to learn."
         return ""
 
-    def compare(self, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Warnings about what other splits have and training lacks; of numbers none."""
-        return []
+    def scale(self, labels: Sequence[Any]) -> tuple[Any, Any]:
+        values = self.flatten(labels)
+        return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
+
+    def _spread(self, numbers: Any, least: float) -> Any:
+        return np.maximum(numbers.std(0).filled(0), least)
+
+    def to_predictions(self, logits: Outputs) -> Any:
+        return logits
+
+    def check_probabilities(self) -> None:
+        raise ArgumentError(f"This model predicts numbers ({', '.join(self.names)}), which have no probabilities.")
+
+    def decode(self, predictions: Outputs) -> Any:
+        return predictions
+
+    @property
+    def score_columns(self) -> list[str]:
+        return [f"{PREDICTION}_{name}" for name in self.names]
 
 
-class ResidueNumbers(Numbers):
-    """A number for each residue, in a list; NaN where it is not known."""
+class Numbers(NumericKind):
+    """Several numbers of each row; a row has at least one of them."""
 
+    task = "regression"
+    takes_columns = True
     arrow_type = pa.list_(pa.float64())
+    why_one_head = "here each row has several numbers"
+    hub_name = "Regression on protein sequences"
 
-    def judge(self, cell: Any) -> Judged:
-        """A cell as a list of numbers."""
-        if is_missing(cell):
-            return Judged([], "the labels are missing", "Fill them in, or leave the row out.")
-        items = [None if is_unknown(item) else item for item in split_items(cell)]
-        judged = [*map(super().judge, items)]
-        for place, one in enumerate(judged):
-            if one.rule:
-                rule = f"'{shorten(items[place])}' at position {place + 1} of {len(items)} is not a number"
-                return Judged([], rule, LIST_REMEDY)
-        return Judged([one.value for one in judged])
+    def read(self, table: LabelTable) -> Read:
+        columns: dict[str, Any] = {name: table.table[name] for name in self.columns}
+        errors: list[RowError] = []
+        if len(columns) < self.num_outputs:
+            columns, errors = self._split_lists(table)
+        return read_values(self, table, columns, errors)
+
+    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
+        return find_placeholders(values, np.zeros(len(rows)), name, rows)
+
+    def _split_lists(self, table: LabelTable) -> Read:
+        """Returns a column for each number that cells list, by its name, and an error for each list of other length."""
+        (name,) = self.columns
+        nothing = [None] * self.num_outputs
+        lists, errors = [], []
+        for row, cell in zip(table.rows.tolist(), table.table[name].to_pylist()):
+            items = nothing if is_missing(cell) else split_items(cell)
+            if len(items) != self.num_outputs:
+                rule = f"{len(items)} numbers, not {self.num_outputs}"
+                errors.append(RowError(row, name, shorten(cell), rule, "Write nan where one is not known."))
+                items = nothing
+            lists.append(items)
+        return dict(zip(self.names, zip(*lists))), errors
+
+    def describe(self) -> str:
+        return f"{len(self.names):,} numbers"
+
+    def describe_returned(self, unit: str) -> str:
+        *most, last = self.names
+        return f"an array with a column for each of {', '.join(most)} and {last}"
+
+    @property
+    def label_names(self) -> list[str]:
+        return [f"{LABEL}_{name}" for name in self.names]
+
+    def prediction_columns(self, predictions: Outputs) -> Columns:
+        return dict(zip(self.score_columns, np.transpose(predictions)))
+
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
+        return write_values(self, labels)
+
+
+def read_values(kind: LabelKind, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
+    """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
+
+    Args:
+        columns: cells by name.
+        errors: found before.
+    """
+    values: list[FloatArray] = []
+    for name, column in columns.items():
+        found, judged, refused = judge_cells(column, kind.judge, name, table.rows)
+        values.append(np.array([one.value for one in judged], np.float64)[found.number])
+        errors = [*errors, *refused, *kind.find_wrong(values[-1], name, table.rows)]
+    labels = np.stack(values, 1)
+    named = {error.row for error in errors}
+    rule, remedy = "no label of the row is known", "Fill in one of them, or leave the row out."
+    bare = [row for row in table.rows[np.isnan(labels).all(1)].tolist() if row not in named]
+    errors += [RowError(row, kind.columns[0], "", rule, remedy) for row in bare]
+    return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
+
+
+def write_values(kind: LabelKind, labels: Array) -> Columns:
+    """Returns a column for each value, "" where it is not known."""
+    return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(kind.label_names, labels.T)}
+
+
+def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows: np.ndarray) -> list[RowError]:
+    """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
+
+    Certain cases only: a negative one among labels of which none is negative, or one that is ten times the range of the
+    other labels away from them; a positive one not where labels spread over two decades, as concentrations do.
+    """
+    is_nines = np.isin(np.abs(labels), NINES) & (bounds == 0)
+    others = np.unique(labels[np.isfinite(labels) & ~is_nines]) if is_nines.any() else labels[:0]
+    if len(others) < MIN_OTHERS:
+        return []
+    low, high = float(others[0]), float(others[-1])
+    may_be_measured = (labels > 0) & (low > 0) & (high > MAX_RATIO * low)
+    is_far = (np.maximum(labels - high, low - labels) > FAR * (high - low)) & ~may_be_measured
+    rule = f"the label reads as a missing value, all others lie between {low:g} and {high:g}"
+    remedy = "Leave the row out (empty is not 0), or write the limit that was measured, such as <=5."
+    found = np.flatnonzero(is_nines & (is_far | ((labels < 0) & (low >= 0))))
+    return [RowError(int(rows[i]), column, f"{labels[i]:g}", rule, remedy) for i in found]

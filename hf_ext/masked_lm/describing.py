@@ -16,7 +16,7 @@ MEANING = (
 
 
 def describe(run: RunRecord) -> Page:
-    """The page of a run, from what its `all_results.json` holds."""
+    """Returns the page of a run, from what its `all_results.json` holds."""
     columns = run.sequence_columns
     name = "test" if run.test else "validation"
     scored = run.test or run.validation

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
-from ..data.batches.masking import IGNORED, MaskedLMCollator
+from ..data.batches.masking import MaskedLMCollator
 from ..data.columns import read_columns
-from ..data.proteins import RARE, STANDARD, UNKNOWN
+from ..data.proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from ..evaluation.verdict import MODEL, judge
+from ..labels import UNKNOWN
 from ..tasks.running import check_scored
 from ..text.tables import format_table
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 SCORES = ("token_loss", "perplexity", "accuracy", "num_tokens")  # that a run ends with
 EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes
@@ -23,20 +27,22 @@ STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 
 def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Per row the summed cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
+    """Sums per row the cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
 
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
     """
-    logits = (logits[0] if isinstance(logits, tuple) else logits).float()
-    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-    chosen = labels != IGNORED
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    logits = logits.float()
+    losses = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=UNKNOWN, reduction="none")
+    chosen = labels != UNKNOWN
     right = (logits.argmax(-1) == labels) & chosen
     return torch.stack([losses.sum(1), right.sum(1).float(), chosen.sum(1).float()], dim=1)
 
 
 def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """For `Trainer`, from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the perplexity is
-    the exponential."""
+    """Computes scores for `Trainer` from `sum_rows`: means over all masked residues; `token_loss` in nats, of which the
+    perplexity is the exponential."""
     loss, right, num = np.asarray(prediction.predictions, np.float64).sum(0)
     return {
         "token_loss": float(loss / num),
@@ -72,19 +78,21 @@ class UnigramBaseline:
             rows = [tuple(row[column] for column in columns) for row in islice(dataset, STREAM_ROWS)]
         letters = np.zeros(256, np.int64)
         for row in rows:
-            letters += np.bincount(np.frombuffer("".join(row).encode("ascii"), np.uint8), minlength=256)
+            text = "".join(row).encode("ascii")
+            letters += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
         counts = np.zeros(int(table.max()) + 1, np.int64)
         np.add.at(counts, table, letters)
-        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN + RARE).encode()]]))
+        return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN_RESIDUE + RARE).encode()]]))
 
     def sum_rows(self, labels: np.ndarray) -> np.ndarray:
-        """As the function of that name, (n, 3) float64, on the same labels: (n, tokens), -100 where none is asked."""
-        chosen = labels != IGNORED
-        losses = np.where(chosen, -self.log_probabilities[np.where(chosen, labels, self.most_frequent)], 0.0)
+        """Sums as the function of that name, (n, 3) float64; labels are (n, tokens), -100 where none is asked."""
+        chosen = labels != UNKNOWN
+        asked = np.where(chosen, labels, self.most_frequent)
+        losses = np.where(chosen, -self.log_probabilities[asked], 0.0)
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
-def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
+def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
     """Scores of model and baseline on a split, on the same masked residues.
 
     Returns:
@@ -95,15 +103,17 @@ def score_split(trainer: Any, rows: Any, name: str, baseline: UnigramBaseline) -
     """
     output = trainer.predict(rows)
     check_scored(output.predictions, name)
-    sums, unigram = np.asarray(output.predictions, np.float64), baseline.sum_rows(np.asarray(output.label_ids))
+    labels = np.asarray(output.label_ids)
+    sums = np.asarray(output.predictions, np.float64)
+    unigram = baseline.sum_rows(labels)
     losses = {MODEL: sums[:, 0], "unigram frequencies": unigram[:, 0]}
     verdict = judge(sums[:, 2], losses, metric="token_loss", seed=trainer.args.seed).as_dict()
     both = {"model": output.predictions, "unigram": unigram}
-    scores = {who: compute_metrics(EvalPrediction(one, output.label_ids)) for who, one in both.items()}
+    scores = {who: compute_metrics(EvalPrediction(one, labels)) for who, one in both.items()}
     return {"verdict": verdict, name: scores}
 
 
 def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:
-    """A verdict, and the scores of each predictor as a table."""
+    """Formats a verdict, and the scores of each predictor as a table."""
     rows = [[predictor, *(values[key] for key in SCORES)] for predictor, values in scores.items()]
     return f"{verdict['text']}\n\n{format_table(rows, ['', *SCORES])}"

@@ -21,6 +21,7 @@ from ..models.configuration import input_name
 from ..plan import Plan
 from ..reporting.data_section import summarize_data
 from ..tasks.sketch import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from ..training_args import FastTrainingArguments
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES
 from .steps import (
@@ -35,7 +36,9 @@ from .steps import (
 )
 
 
-def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
+def sketch_run(
+    given: MaskedLMArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
+) -> Sketch:
     """Reads rows and configuration as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:
@@ -57,7 +60,8 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     if model is None:
         return sketch
     columns = list(data_args.sequence_columns)
-    inputs, name = {input_name(columns): columns}, given.model_name_or_path
+    inputs = {input_name(columns): columns}
+    name = given.model_name_or_path
     limits = sketch.find_limits(
         [name],
         inputs,
@@ -69,10 +73,11 @@ def sketch_run(given: MaskedLMArguments, data_args: DataArguments, args: Any, ha
     sketch.check_stream(lengths, args)
     args = sketch.settle_stock(given, args)
     part = sketch_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
+    shown = name or given.model_size or "a new model"
     stage = Stage(
         args,
         model,
-        [replace(part, name=name or given.model_size or "a new model", num_scored=lengths.num_rows.get("test", 0))],
+        [replace(part, name=shown, num_scored=lengths.num_rows.get("test", 0))],
         partial(_as_trained, model, args, sum(lengths.longest.values())),
         lengths,
         rows=splits.get("train"),
@@ -93,14 +98,15 @@ def _build(given: MaskedLMArguments) -> PreTrainedModel:
     return model
 
 
-def _load(sketch: Sketch, data_args: DataArguments, args: Any, scratch: str, table: Any) -> Any:
+def _load(sketch: Sketch, data_args: DataArguments, args: FastTrainingArguments, scratch: str, table: Any) -> Any:
     if not sketch.is_read(data_args.dataset_name):
         return None
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
-    sketch.report, sketch.describe = loaded.report, partial(summarize_data, loaded.report)
+    sketch.report = loaded.report
+    sketch.describe = partial(summarize_data, loaded.report)
     return loaded.splits
 
 
-def _as_trained(model: PreTrainedModel, args: Any, longest: int, plan: Plan) -> tuple[Any, MakeBatch]:
+def _as_trained(model: PreTrainedModel, args: FastTrainingArguments, longest: int, plan: Plan) -> tuple[Any, MakeBatch]:
     batch = partial(masked_lm_batch, longest, plan.applied("masked_lm_head"))
     return with_adapters(model, args, plan), batch

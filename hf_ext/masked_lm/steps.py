@@ -20,6 +20,7 @@ from transformers import (
     EsmTokenizer,
     PreTrainedModel,
 )
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from ..arguments.checks import check_metric_name
@@ -39,6 +40,7 @@ from ..models.lora import require_base
 from ..pretrained import reading
 from ..reporting.data_section import summarize_data
 from ..tasks.running import Run, with_absolute_path
+from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metrics, format_scores, score_split, sum_rows
 
@@ -61,7 +63,7 @@ logger = logging.get_logger(__name__)
 
 
 def make_demo_sequences() -> Dataset:
-    """The 739 distinct chains of the generated demo data, as rows of one column `sequence`; they share scaffolds."""
+    """Makes rows of one column `sequence`: the 739 distinct chains of the generated demo data; they share scaffolds."""
     table = make_demo_table()
     chains = dict.fromkeys(chain for column in ("heavy", "light", "antigen") for chain in table[column][:])
     return Dataset.from_dict({"sequence": list(chains)})
@@ -76,7 +78,7 @@ def fill_in_demo(args: MaskedLMArguments) -> bool:
 
 
 def build_tokenizer(args: MaskedLMArguments) -> Any:
-    """The pretrained model's tokenizer, ESM C's, or ESM-2's, written from its 33 tokens.
+    """Returns the pretrained model's tokenizer, ESM C's, or ESM-2's, written from its 33 tokens.
 
     Raises:
         ArgumentError: there is no tokenizer at `model_name_or_path`.
@@ -92,7 +94,7 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
 
 
 def build_model(args: MaskedLMArguments, for_lora: bool = False) -> PreTrainedModel:
-    """The pretrained model, or a new ESM-2 or ESM C with random weights (seed torch first), in float32.
+    """Returns the pretrained model, or a new ESM-2 or ESM C with random weights (seed torch first), in float32.
 
     ESM's contact head is frozen.
 
@@ -148,7 +150,7 @@ def _pretrained(args: MaskedLMArguments, for_lora: bool) -> PreTrainedModel:
 
 
 def read_config(args: MaskedLMArguments) -> Any:
-    """The configuration at `model_name_or_path`.
+    """Reads the configuration at `model_name_or_path`.
 
     Raises:
         ArgumentError: there is none.
@@ -170,7 +172,7 @@ def reading_model(args: MaskedLMArguments) -> AbstractContextManager[None]:
 def build_collator(
     tokenizer: Any, model: PreTrainedModel, args: MaskedLMArguments, data_args: DataArguments, seed: int
 ) -> MaskedLMCollator:
-    """The collator for a table's sequence column (two columns: a pair).
+    """Builds the collator for a table's sequence column (two columns: a pair).
 
     Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
 
@@ -181,7 +183,8 @@ def build_collator(
         raise ArgumentError("missing_chains: only affinity models and generators do without a chain; drop it.")
     if len(data_args.sequence_columns) > 2:
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
-    columns, limit = data_args.sequence_columns, limit_of_positions(model.config.to_dict())
+    columns = data_args.sequence_columns
+    limit = limit_of_positions(model.config.to_dict())
     residues = ResidueTokenizer(tokenizer, len(columns), limit)
     collator = MaskedLMCollator(residues, columns, args.mlm_probability, seed, data_args.max_residues)
     data_args.max_residues = collator.max_residues
@@ -239,7 +242,7 @@ class MaskedLMData:
 
 
 def check(run: Run) -> None:
-    """See `Task.check`."""
+    """Implements `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, EVALUATION_METRICS)
     parse_requirements(run.model_args.require, SCORES)
     if run.args.use_peft:
@@ -248,7 +251,9 @@ def check(run: Run) -> None:
 
 def load(run: Run) -> MaskedLMData:
     """Builds model and collator too: how long a row may be is the model's to say."""
-    model_args, data_args, args = run.model_args, run.data_args, run.args
+    model_args = run.model_args
+    data_args = run.data_args
+    args = run.args
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data.")
@@ -270,7 +275,7 @@ def load(run: Run) -> MaskedLMData:
 
 
 def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
-    """See `Task.build`; evaluations keep three sums per row, not scores of every token."""
+    """Implements `Task.build`; evaluations keep three sums per row, not scores of every token."""
     return {
         "model": data.model,
         "data_collator": data.collator,
@@ -281,7 +286,7 @@ def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: Any, trained: Any, data: MaskedLMData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMData) -> dict[str, Any]:
     """Scores test, or validation where there is no test, beside the frequencies of residues in training."""
     facts = {"data": with_absolute_path(data.loaded.report, "source")}
     name = next((name for name in ("test", "validation") if name in data.splits), None)

@@ -105,7 +105,7 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
     return made
 
 
-def _computes(hook: Any) -> bool:
+def _computes(hook: object) -> bool:
     """Whether a hook is part of what the model computes; others count or time what passes, and shall not see this."""
     return str(getattr(hook, "__module__", "")).split(".")[0] in ("transformers", "peft")
 
@@ -117,7 +117,7 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(fake, requires_grad=tensor.requires_grad)
 
 
-def fake_batch(mode: FakeTensorMode, value: Any) -> Any:
+def fake_batch(mode: FakeTensorMode, value: object) -> Any:
     """The batch with every tensor in it a fake one; numbers, layouts of packed rows and the like stay readable."""
     if isinstance(value, torch.Tensor):
         return mode.from_tensor(value.cpu()) if value.device.type != "meta" else torch.empty_like(value, device="cpu")

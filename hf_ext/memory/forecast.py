@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..data.batches.varlen_layout import BatchLayout
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..models.blocks import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
@@ -213,7 +213,7 @@ def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, A
 
 
 def affinity_batch(
-    lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int, kind: LabelKind = ONE_NUMBER
+    lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int, kind: LabelKind
 ) -> dict[str, Any]:
     """Rows for an `AffinityModel`.
 
@@ -227,7 +227,5 @@ def affinity_batch(
         ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
         sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
     embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
-    is_class = kind.task == "classification"
-    shape = [rows] if is_class or kind.is_one_number else [rows, kind.num_outputs]
-    labels = torch.zeros(shape, dtype=torch.int64 if is_class else torch.float32, device="meta")
+    labels = torch.zeros(rows, *kind.label_shape, dtype=kind.stack([]).dtype, device="meta")
     return {"sequences": sequences, "embeddings": embeddings, "labels": labels}

@@ -262,7 +262,7 @@ def _loss(outputs: Any) -> torch.Tensor:
     return first if first.dim() == 0 else first.float().sum()
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     values = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()

@@ -20,7 +20,7 @@ from .ensemble import HeadEnsemble
 from .head import RegressionHead, pool
 from .kernels.process_settings import replaced
 from .lora import is_rounded, merge_layers
-from .losses import class_losses, regression_loss
+from .losses import LOSSES, NumberLoss
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
 
@@ -63,7 +63,7 @@ class AffinityModel(PreTrainedModel):
         widths = [*self.embedding_sizes.values()]
         form = config.head_form or "mlp"
         kind = config.kind
-        num_outputs = None if kind.is_one_number or kind.task == "residue_regression" else kind.num_outputs
+        (num_outputs,) = kind.output_shape or (None,)
         self.head = RegressionHead(widths, list(config.head_sizes or []), config.head_dropout, form, num_outputs)
         self.ensemble = None if config.ensemble is None else HeadEnsemble(widths, **config.ensemble)
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
@@ -117,7 +117,7 @@ class AffinityModel(PreTrainedModel):
     @property
     def skips_unknown(self) -> bool:
         """Whether labels of -100 count nothing; of one number per row they are numbers like others."""
-        return not self.config.kind.is_one_number
+        return self.config.kind.skips_unknown
 
     @property
     def encoder_dtype(self) -> torch.dtype:
@@ -272,7 +272,7 @@ class AffinityModel(PreTrainedModel):
             counted = labels.ne(UNKNOWN) if self.skips_unknown else torch.ones_like(labels)
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
-        logits = self._to_label_units(output)
+        logits = self._loss.to_logits(self.config, output)
         if self.ensemble is not None:
             logits = self.ensemble(self.head.standardize(features, filled))
         if ends is not None:
@@ -354,34 +354,17 @@ class AffinityModel(PreTrainedModel):
         """
         if self.config.loss == "ranking" or self.ensemble is not None:
             return None
-        output = logits
-        if self.config.kind.is_numeric:
-            mean, std = self._label_scale(logits)
-            output = (logits - mean) / std
+        output = self._loss.to_output(self.config, logits)
         return self._label_losses(output, labels, bounds).reshape(len(labels), -1).sum(1)
+
+    @property
+    def _loss(self) -> type[NumberLoss]:
+        return LOSSES[type(self.config.kind)]
 
     def _label_losses(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
         """Loss of each label, of the shape of `labels`; 0 where it is not known."""
-        config = self.config
-        if not config.kind.is_numeric:
-            losses = class_losses(output, labels)
-        else:
-            mean, std = self._label_scale(output)
-            scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
-            losses = regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
+        losses = self._loss.of_labels(self.config, output, labels, bounds)
         return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
-
-    def _to_label_units(self, output: torch.Tensor) -> torch.Tensor:
-        """What the head puts out as numbers in label units, or as calibrated logits."""
-        if not self.config.kind.is_numeric:
-            return output / self.config.temperature
-        mean, std = self._label_scale(output)
-        return output * std + mean
-
-    def _label_scale(self, like: torch.Tensor) -> list[Any]:
-        """Mean and spread of labels: numbers, or of several values (k,) each."""
-        scale = self.config.label_mean, self.config.label_std
-        return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
 
     def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, but referenced encoder weights are left out, and names are those of the modules.

@@ -25,12 +25,12 @@ _STACKS = (PreTrainedModel, nn.Transformer, nn.TransformerEncoder, nn.Transforme
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules of `name_blocks`."""
+    """Returns the modules of `name_blocks`."""
     return [*name_blocks(model).values()]
 
 
 def name_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated layers of a model under their full names, each once, in the model's order.
+    """Returns the repeated layers of a model under their full names, each once, in the model's order.
 
     From the outside in, these are:
     - in an `nn.ModuleList` or `nn.Sequential`, the members of a class of which two or more have parameters of the same
@@ -43,13 +43,15 @@ def name_blocks(model: nn.Module) -> dict[str, nn.Module]:
     Args:
         model: any, under PEFT's wrapper or not.
     """
-    roots = _roots(unwrap_peft(model))
-    found = {id(block): (name, block) for prefix, root in roots for name, block in _walk(root, prefix)}
+    found = {}
+    for prefix, root in _roots(unwrap_peft(model)):
+        for name, block in _walk(root, prefix):
+            found[id(block)] = name, block
     return dict(found.values())
 
 
 def block_lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
-    """Full name -> the lists whose every member is a block, in the model's order; none of a single attribute."""
+    """Maps full names to the lists whose every member is a block, in the model's order; none of a single attribute."""
     blocks = {id(block) for block in name_blocks(model).values()}
     return {
         name: module
@@ -59,12 +61,12 @@ def block_lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
 
 
 def describe_blocks(blocks: list[nn.Module]) -> str:
-    """For a line of the plan: `12 BertLayer`, or `2 T5Block and 4 SwinLayer`."""
+    """Describes blocks for a line of the plan: `12 BertLayer`, or `2 T5Block and 4 SwinLayer`."""
     return " and ".join(f"{n} {name}" for name, n in Counter(type(block).__name__ for block in blocks).items())
 
 
 def _roots(inner: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Prefix of names and module of what is searched."""
+    """Yields prefix of names and module of what is searched."""
     if isinstance(inner, AffinityModel):
         for name, encoder in inner.encoders.items():
             yield f"encoders.{name}.", encoder
@@ -91,25 +93,27 @@ def _repeated(module: nn.Module) -> set[str]:
     if isinstance(module, nn.ModuleList) and len(module) == 1:
         return {name for name, child in children.items() if not [*_walk(child, "")]}
     # Of each class of which two agree in their parameters, all: also a first that takes another width.
-    classes: dict[type, list[tuple[dict[str, Any], str]]] = {}
+    classes: dict[type, dict[str, dict[str, Any]]] = {}
     for name, child in children.items():
-        classes.setdefault(type(child), []).append((_shapes(child), name))
-    return {
-        name
-        for members in classes.values()
-        if any(_agree(a[0], b[0]) for i, a in enumerate(members) for b in members[i + 1 : i + 3])
-        for _, name in members
-    }
+        classes.setdefault(type(child), {})[name] = _shapes(child)
+    found: set[str] = set()
+    for members in classes.values():
+        shapes = [*members.values()]
+        if any(_agree(one, other) for i, one in enumerate(shapes) for other in shapes[i + 1 : i + 3]):
+            found |= members.keys()
+    return found
 
 
 def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two modules' parameters of the same name have the same shape, and most names are in both."""
+    """Returns whether two modules' parameters of the same name have the same shape, and most names are in both."""
     common = one.keys() & other.keys()
-    return 2 * len(common) >= min(len(one), len(other)) and all(one[name] == other[name] for name in common)
+    if 2 * len(common) < min(len(one), len(other)):
+        return False
+    return all(one[name] == other[name] for name in common)
 
 
 def _shapes(module: nn.Module) -> dict[str, Any]:
-    """By name, without adapters, which may be in some layers only; DeepSpeed's stage 3 keeps whole shapes apart."""
+    """Returns shapes by name, without adapters, which only some layers may have; under ZeRO-3 whole shapes."""
     return {
         name.replace(".base_layer", ""): tuple(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in module.named_parameters()
@@ -118,19 +122,20 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
 
 
 def _may_be_block(module: nn.Module) -> bool:
-    """Whether a module has weights, and is more than one linear layer, table or norm."""
-    if isinstance(module, (*_STACKS, *_CONTAINERS)) or not any(True for _ in module.parameters()):
+    """Returns whether a module has weights, and is more than one linear layer, table or norm."""
+    weights = [*module.parameters()]
+    if isinstance(module, (*_STACKS, *_CONTAINERS)) or not weights:
         return False
-    return any(True for _ in module.children()) or sum(p.dim() >= 2 for p in module.parameters()) >= 2
+    return any(True for _ in module.children()) or sum(p.dim() >= 2 for p in weights) >= 2
 
 
 def block_classes(model: nn.Module) -> list[str]:
-    """Class names of `find_blocks`, each once, in the model's order."""
+    """Returns class names of `find_blocks`, each once, in the model's order."""
     return list(dict.fromkeys(type(block).__name__ for block in find_blocks(model)))
 
 
 def choose_classes(model: nn.Module, asked: list[str] | None) -> list[str]:
-    """The classes to shard by: those asked for, else `block_classes`.
+    """Chooses the classes to shard by: those asked for, else `block_classes`.
 
     Raises:
         ArgumentError: the model has no module of a class that was asked for.
@@ -148,13 +153,13 @@ def choose_classes(model: nn.Module, asked: list[str] | None) -> list[str]:
 
 
 def unused_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable weights that no loss of ours or of transformers reaches: those of ESM's contact heads."""
+    """Returns trainable weights that no loss of ours or of transformers reaches: those of ESM's contact heads."""
     named = model.named_parameters()
     return {name: p for name, p in named if p.requires_grad and "contact_head" in name.split(".")}
 
 
 def exact_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules that compute in the dtype of their weights, also where training is in half precision.
+    """Returns modules that compute in the dtype of their weights, also where training is in half precision.
 
     Heads of an `AffinityModel`, which round predictions otherwise, and its frozen encoders, whose live embeddings are
     to agree with cached ones.
@@ -166,11 +171,12 @@ def exact_modules(model: nn.Module) -> list[nn.Module]:
         for encoder in model.encoders.values()
         if not any(parameter.requires_grad for parameter in encoder.parameters())
     ]
-    return [*frozen, *(module for module in model.modules() if isinstance(module, RegressionHead))]
+    heads = [module for module in model.modules() if isinstance(module, RegressionHead)]
+    return [*frozen, *heads]
 
 
 def find_base_layers(model: nn.Module) -> list[nn.Linear]:
-    """Frozen float32 linear layers of encoders that have adapters, in their repeated layers.
+    """Finds frozen float32 linear layers of encoders that have adapters, in their repeated layers.
 
     Without those of DoRA, whose norms are taken from the weights themselves, and quantised ones, which are no plain
     `nn.Linear`.

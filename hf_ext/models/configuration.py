@@ -8,9 +8,8 @@ from typing import Any, Literal
 from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind, kind_from_state
 from .head import HEADS, ONE_LAYER, POOLINGS
-from .losses import ELEMENTWISE, LOSSES
 
 Training = Literal["frozen", "lora", "full"]
 Pooling = Literal["mean", "mean_tokens", "cls", "max"]
@@ -120,26 +119,17 @@ class AffinityConfig(PretrainedConfig):
             given = f"head_form={self.head_form!r} with head_sizes={self.head_sizes}"
             raise ArgumentError(f"{given}: it has one hidden layer, so one size.")
         _check_towers(self.tower_specs)
-        if self.loss not in self.losses:
-            what = "" if self.kind.is_one_number else f" for {self.kind.task}"
-            raise ArgumentError(f"loss={self.loss!r}: allowed{what} are {', '.join(self.losses)}.")
-        inputs = [*self.input_columns]
-        if self.kind.per_residue and (len(inputs) > 1 or "+" in "".join(inputs)):
-            raise ArgumentError(
-                f"Encoder inputs {inputs} with {self.kind.task}: the residues of one sequence column have labels. Give "
-                "one column and one encoder."
-            )
+        kind = self.kind
+        if self.loss not in kind.losses:
+            what = f" for {self.label_kind['task']}" if self.label_kind else ""
+            raise ArgumentError(f"loss={self.loss!r}: allowed{what} are {', '.join(kind.losses)}.")
+        kind.check_inputs([*self.input_columns])
         super().__post_init__(**kwargs)
 
     @property
     def kind(self) -> LabelKind:
         """What is predicted."""
-        return LabelKind.from_state(self.label_kind) if self.label_kind else ONE_NUMBER
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """What `loss` may be."""
-        return LOSSES if self.kind.is_one_number else ELEMENTWISE if self.kind.is_numeric else ELEMENTWISE[:1]
+        return kind_from_state(self.label_kind)
 
     @property
     def encoder_specs(self) -> list[EncoderSpec]:

@@ -73,7 +73,7 @@ def read_encoder(
 
 
 def find_commit(name_or_path: str, revision: str | None) -> str | None:
-    """The commit that a Hub id and a branch, tag or nothing stand for, once its configuration is in the cache.
+    """Finds the commit that a Hub id and a branch, tag or nothing stand for, once its configuration is in the cache.
 
     transformers 5 does not keep it in the configuration any more. None for a folder, and where the cache has no commit.
     """
@@ -84,7 +84,7 @@ def find_commit(name_or_path: str, revision: str | None) -> str | None:
 
 
 def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
-    """Identity of an encoder's weights: the Hub commit, or sha256 over a local folder's weights and configuration.
+    """Identifies an encoder's weights: the Hub commit, or sha256 over a local folder's weights and configuration.
 
     Cost: reads a local folder's weight files once, about 1 s per GB.
     """
@@ -102,7 +102,7 @@ def fingerprint_weights(name_or_path: str, commit: str | None) -> str:
 
 
 def identify_encoder(spec: EncoderSpec) -> str:
-    """What an encoder's embeddings depend on, of its weights: their hash, or Hub id and commit; and the layer read.
+    """Returns what an encoder's embeddings depend on: hash of its weights, or Hub id and commit; and the layer read.
 
     A branch or tag says it only where no commit is known.
     """
@@ -113,7 +113,7 @@ def identify_encoder(spec: EncoderSpec) -> str:
 
 
 def _commit(spec: EncoderSpec) -> str | None:
-    """The Hub commit whose configuration the spec was read from, if it is known."""
+    """Returns the Hub commit whose configuration the spec was read from, if it is known."""
     kind, _, commit = str(spec.fingerprint or "").partition(":")
     return commit if kind == "commit" and commit not in ("", "None") else None
 
@@ -166,7 +166,7 @@ def load_encoder(
 
 
 def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """All linear layers but ESM's contact head, and T5's `wo`, to whose dtype T5 casts its states."""
+    """Quantizes all linear layers but ESM's contact head, and T5's `wo`, to whose dtype T5 casts its states."""
     require("bitsandbytes.nn", "quantization", "weights in 8 or 4 bits (--load_in_8bit, --load_in_4bit)")
     four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     chosen: dict[str, Any] = four if bits == 4 else {"load_in_8bit": True, "llm_int8_threshold": 0.0}
@@ -185,7 +185,7 @@ def _without_load_report() -> Iterator[None]:
 
 
 def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
-    """The encoder's architecture with weights yet to be loaded, in torch's default dtype."""
+    """Builds the encoder's architecture with weights yet to be loaded, in torch's default dtype."""
     return prepare_encoder(_architecture(spec), spec)
 
 
@@ -214,7 +214,7 @@ def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedMo
 
 
 def layers_of(encoder: PreTrainedModel) -> nn.ModuleList:
-    """The layers of an encoder, in their order."""
+    """Returns the layers of an encoder, in their order."""
     layers = encoder.get_submodule(FAMILIES[encoder.config.model_type].layers)
     assert isinstance(layers, nn.ModuleList)
     return layers
@@ -227,7 +227,7 @@ def cut_layers(encoder: PreTrainedModel, number: int) -> None:
 
 
 def final_norm_of(encoder: PreTrainedModel) -> nn.Module:
-    """What the states of an encoder's last layer pass through."""
+    """Returns what the states of an encoder's last layer pass through."""
     name = FAMILIES[encoder.config.model_type].final_norm
     return nn.Identity() if name is None else encoder.get_submodule(name)
 
@@ -240,7 +240,7 @@ def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
-    """The encoder's own tokenizer.
+    """Loads the encoder's own tokenizer.
 
     Raises:
         ArgumentError: none there, damaged, or one that needs code of its own.
@@ -251,12 +251,14 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
-    return {"add_pooling_layer": False} if spec.config["model_type"] in ("esm", "bert") else {}
+    if spec.config["model_type"] in ("esm", "bert"):
+        return {"add_pooling_layer": False}
+    return {}
 
 
 @contextmanager
 def computing_in_float32(encoder: torch.nn.Module) -> Iterator[None]:
-    """Within it, weights in half precision are widened, in place; afterwards they are narrowed, which loses nothing.
+    """Widens weights in half precision, in place; narrows them at the end, which loses nothing.
 
     Cost: one pass over the weights each way, and memory for them in float32; nothing is read from disk.
     """

@@ -10,16 +10,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-FEATURES, DIRECTIONS = "features", "directions"  # what a member reads
-PERCEPTRON, PRODUCT = "mlp", "product"  # forms of networks
+FEATURES = "features"  # what a member reads
+DIRECTIONS = "directions"
+PERCEPTRON = "mlp"  # forms of networks
+PRODUCT = "product"
 LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda outputs: outputs,
     "softmax": lambda outputs: outputs.softmax(-1),
     "sigmoid": torch.sigmoid,
 }
 LEAST = 1e-6  # of a probability
-MAX_RANK = 64  # directions kept of an input,
-SMALLER_RANK, MAX_PRODUCTS = 16, 512  # and products of two inputs' directions, in all
+MAX_RANK = 64  # directions kept of an input
+SMALLER_RANK = 16  # directions of the smaller of two inputs that are multiplied
+MAX_PRODUCTS = 512  # of two inputs' directions, in all
 NEGLIGIBLE = 1e-6  # of the largest variance: a direction below it is rounding
 
 
@@ -35,14 +38,15 @@ class NetworkStack(nn.Module):
     def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
         super().__init__()
         self.dropout = dropout
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for fan_in, fan_out in shapes:
             bound = 1 / math.sqrt(fan_in)  # as nn.Linear
             self.weights.append(nn.Parameter(torch.empty(number, fan_in, fan_out).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(number, 1, fan_out).uniform_(-bound, bound)))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(number, n, inputs), or (n, inputs) for all of them -> (number, n, outputs)."""
+        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
         states = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
         layers = [*zip(self.weights, self.biases)]
         for i, (weight, bias) in enumerate(layers[:-1]):
@@ -55,7 +59,7 @@ class NetworkStack(nn.Module):
 
     @torch.no_grad()
     def scale_outputs(self, factor: float, shift: float = 0.0) -> None:
-        """Every output becomes `factor` times what it was, plus `shift`."""
+        """Scales every output by `factor`, and adds `shift`."""
         self.weights[-1].mul_(factor)
         self.biases[-1].mul_(factor).add_(shift)
 
@@ -76,11 +80,12 @@ class ProductStack(NetworkStack):
     def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
         varying = [width for width in widths if width > 0]
         last = (rank * (1 + math.comb(len(varying), 2)), num_outputs)
-        super().__init__(number, [*((width, rank) for width in [*varying, sum(varying)]), last], dropout)
+        shapes = [(width, rank) for width in (*varying, sum(varying))]
+        super().__init__(number, [*shapes, last], dropout)
         self.widths = varying
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(number, n, inputs), or (n, inputs) for all of them -> (number, n, num_outputs)."""
+        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
         inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
         given = zip([*inputs.split(self.widths, dim=-1), inputs], self.weights, self.biases)
         *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
@@ -120,7 +125,10 @@ class HeadEnsemble(nn.Module):
         link: str = "identity",
     ):
         super().__init__()
-        self.widths, self.ranks, self.num_outputs, self.link = [*widths], [*ranks], num_outputs, link
+        self.widths = [*widths]
+        self.ranks = [*ranks]
+        self.num_outputs = num_outputs
+        self.link = link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
         self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + sum(a * b for *_, a, b in self.kept)}
         for i, (width, rank) in enumerate(zip(widths, ranks)):
@@ -134,27 +142,30 @@ class HeadEnsemble(nn.Module):
     def make_stack(
         self, view: str, number: int, sizes: Sequence[int], form: str = PERCEPTRON, dropout: float = 0.0
     ) -> NetworkStack:
-        """Networks that read `view`, with hidden layers of `sizes`; of the form "product" the directions of inputs."""
+        """Makes networks that read `view`, with hidden layers of `sizes`; "product" reads the directions of inputs."""
         if form == PRODUCT:
             return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
         return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
 
     def add(self, view: str, share: float, stack: NetworkStack) -> None:
-        """One more member: the mean of the stack's networks, with this share."""
+        """Adds a member: the mean of the stack's networks, with this weight."""
         self.views.append(view)
         self.networks.append(stack.requires_grad_(False).eval())
         self.shares = torch.cat([self.shares, self.shares.new_tensor([share])])
 
     def directions(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths), standardised -> (n, directions)."""
+        """Maps (n, sum of widths), standardised, to (n, directions)."""
         parts = features.split(self.widths, dim=1)
         along = [part @ getattr(self, f"basis_{i}") for i, part in enumerate(parts)]
-        products = [(along[i][:, :a, None] * along[j][:, None, :b]).flatten(1) for i, j, a, b in self.kept]
+        products = []
+        for i, j, a, b in self.kept:
+            product = along[i][:, :a, None] * along[j][:, None, :b]
+            products.append(product.flatten(1))
         return torch.cat([*along, *products], dim=1) * self.scales
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths), standardised as by the head, float32 -> float32: (n,) label units, or (n, num_outputs)
-        logits, whose softmax or sigmoid is the sum of the members' probabilities."""
+        """Maps (n, sum of widths), standardised as by the head, float32, to float32: (n,) label units, or (n,
+        num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
             total = self.intercept.expand(len(features), -1)
@@ -162,7 +173,9 @@ class HeadEnsemble(nn.Module):
                 total = total + share * LINKS[self.link](stack(views[view])).mean(0)
             if self.link == "identity":
                 return total.squeeze(-1)
-            return total.clamp(min=LEAST).log() if self.link == "softmax" else total.logit(eps=LEAST)
+            if self.link == "softmax":
+                return total.clamp(min=LEAST).log()
+            return total.logit(eps=LEAST)
 
     @torch.no_grad()
     def fit_directions(self, bases: Sequence[torch.Tensor], features: torch.Tensor) -> None:
@@ -175,17 +188,20 @@ class HeadEnsemble(nn.Module):
         for i, basis in enumerate(bases):
             getattr(self, f"basis_{i}").copy_(basis)
         sizes = [*(basis.shape[1] for basis in bases), *(a * b for *_, a, b in self.kept)]
-        blocks = [block.square().sum(1).mean() for block in self.directions(features).split(sizes, dim=1)]
         num_blocks = sum(size > 0 for size in sizes)
         share = len(self.scales) / max(1, num_blocks)
-        scales = [(share / block.clamp(min=1e-12)).sqrt().expand(size) for block, size in zip(blocks, sizes)]
+        scales = []
+        for size, block in zip(sizes, self.directions(features).split(sizes, dim=1)):
+            square = block.square().sum(1).mean()
+            scales.append((share / square.clamp(min=1e-12)).sqrt().expand(size))
         self.scales.copy_(torch.cat(scales))
 
     def shapes(self) -> dict[str, Any]:
-        """What `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
+        """Returns what `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
-            weights, is_product = cast(NetworkStack, one).weights, isinstance(one, ProductStack)
+            weights = cast(NetworkStack, one).weights
+            is_product = isinstance(one, ProductStack)
             sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
             form = PRODUCT if is_product else PERCEPTRON
             networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
@@ -193,18 +209,21 @@ class HeadEnsemble(nn.Module):
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """Pairs of inputs that vary, with how many directions of each are multiplied; all of both where there are few."""
-    found, pairs = [], [*combinations([i for i, rank in enumerate(ranks) if rank > 0], 2)]
+    """Chooses pairs of inputs that vary, with how many directions of each are multiplied; all where there are few."""
+    found = []
+    pairs = [*combinations([i for i, rank in enumerate(ranks) if rank > 0], 2)]
     for i, j in pairs:
         smaller = min(ranks[i], ranks[j], SMALLER_RANK)
         most = MAX_PRODUCTS // (len(pairs) * smaller)
-        a, b = (smaller, min(ranks[j], most)) if ranks[i] <= ranks[j] else (min(ranks[i], most), smaller)
-        found.append((i, j, a, b))
+        if ranks[i] <= ranks[j]:
+            found.append((i, j, smaller, min(ranks[j], most)))
+        else:
+            found.append((i, j, min(ranks[i], most), smaller))
     return found
 
 
 def principal_directions(features: torch.Tensor) -> torch.Tensor:
-    """At most `MAX_RANK` directions of an input in which its standardised embeddings, (n, width), vary most.
+    """Returns at most `MAX_RANK` directions of an input in which its standardised embeddings, (n, width), vary most.
 
     Returns:
         (width, rank), float32, of length 1; none where nothing varies.

@@ -66,7 +66,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Encoder") -> None:
-    """Refuses a model of another type, whose layers nobody has tried here, and an ESM without a padding token.
+    """Refuses a model of another type, whose layers were not tried here, and an ESM without a padding token.
 
     Raises:
         ArgumentError: with the types that are served, and what to take.
@@ -84,12 +84,13 @@ def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Enco
 
 
 def limit_of_positions(config: Mapping[str, Any]) -> int | None:
-    """Tokens, special ones included, for which a model has positions; None where they go by distance.
+    """Counts tokens, special ones included, for which a model has positions; None where they go by distance.
 
     Args:
         config: a model's configuration as a dictionary, with "model_type".
     """
-    model_type, limit = config["model_type"], config.get("max_position_embeddings")
+    model_type = config["model_type"]
+    limit = config.get("max_position_embeddings")
     if limit is None or model_type not in FAMILIES:  # the tokenizer decides
         return None
     positions = FAMILIES[model_type].positions
@@ -107,7 +108,8 @@ SHARE_OF_PEAK = 0.3
 LEAST_RATE = {"cuda": 5000, "rocm": 5000, "mps": 500, "cpu": 500}  # residues a second, by kind of device
 FLOPS_PER_WEIGHT = {"frozen": 2, "lora": 4, "full": 6}
 STORED_BYTES = {"frozen": 2, "lora": 2, "full": 16}  # of a weight; that which trains has gradients and AdamW's states
-LAYER_BYTES, INPUT_BYTES = 60, 4  # per token and unit of width: what one layer keeps, and what goes into each
+LAYER_BYTES = 60  # per token and unit of width: what one layer keeps
+INPUT_BYTES = 4  # and what goes into each
 USABLE = 0.91  # of a card's nominal memory, as drivers report it
 # Of devices that publish no peak: ESM-2 8M trains at about 3,000 residues/s on two cores (compare_mlm_8M_cpu.json).
 UNPUBLISHED_TFLOPS = 3000 * 6 * 7.4e6 / SHARE_OF_PEAK / 1e12
@@ -127,13 +129,13 @@ class Candidate:
     loss: float
 
     def needed_bytes(self, training: Training) -> float:
-        """Weights, what trains, and the activations of `TOKENS` tokens in one pass, layers computed again."""
+        """Counts bytes of weights, optimizer states, and activations of `TOKENS` tokens, recomputed by layer."""
         layers = 0 if training == "frozen" else self.num_layers
         activations = TOKENS * self.width * (LAYER_BYTES + layers * INPUT_BYTES)
         return STORED_BYTES[training] * self.num_parameters + activations
 
     def expected_rate(self, training: Training, hardware: Hardware) -> float:
-        """Residues a second."""
+        """Estimates residues a second."""
         peaks = hardware.peak_tflops
         peak = peaks.get("bf16" if hardware.native_bf16 else "fp16") or peaks.get("fp32") or UNPUBLISHED_TFLOPS
         return SHARE_OF_PEAK * peak * 1e12 / (FLOPS_PER_WEIGHT[training] * self.num_parameters)
@@ -151,7 +153,7 @@ CANDIDATES = (
 
 
 def choose_encoder(hardware: Hardware, training: Training = "frozen") -> Candidate:
-    """The encoder to take on a device: the lowest loss of those that fit and are fast enough; else the smallest."""
+    """Chooses the encoder for a device: the lowest loss of those that fit and are fast enough; else the smallest."""
     room = float("inf") if hardware.memory_gib is None else hardware.memory_gib * 2**30 * USABLE
     for candidate in CANDIDATES:
         is_fast = candidate.expected_rate(training, hardware) >= LEAST_RATE[hardware.kind]

@@ -69,7 +69,7 @@ def add_adapters(encoder: nn.Module, settings: LoraSettings) -> None:
 
 
 def wrap_with_lora(model: nn.Module, settings: LoraSettings) -> PeftModel:
-    """A `PeftModel` in which adapters and the model's new heads train and nothing else; `model` is changed in place.
+    """Wraps `model`, changed in place, in a `PeftModel` in which adapters and its new heads train and nothing else.
 
     The encoder's linear layers get adapters. Heads that a pretrained checkpoint lacks (`classifier`) train in full and
     are saved with the adapters; a pretrained language-model head stays frozen.
@@ -81,7 +81,7 @@ def wrap_with_lora(model: nn.Module, settings: LoraSettings) -> PeftModel:
 
 
 def find_targets(model: nn.Module, settings: LoraSettings) -> list[str]:
-    """Full names of the linear layers to adapt: those of the encoder, without heads and poolers.
+    """Finds the full names of the linear layers to adapt: those of the encoder, without heads and poolers.
 
     GPT-2's `Conv1D` is one. Of a model type that `FAMILIES` lacks, and without names: all in layers that repeat.
 
@@ -121,11 +121,11 @@ def find_heads(model: nn.Module) -> list[str]:
     if base is model:
         return []
     output = getattr(model, "get_output_embeddings", lambda: None)()
-    heads = [
-        name
-        for name, child in model.named_children()
-        if child is not base and all(m is not output for m in child.modules()) and any(True for _ in child.parameters())
-    ]
+    heads = []
+    for name, child in model.named_children():
+        is_own = child is not base and all(module is not output for module in child.modules())
+        if is_own and any(True for _ in child.parameters()):
+            heads.append(name)
     for head in heads:
         others = [name for name, _ in model.named_modules() if name.endswith(head) and name != head]
         if others:
@@ -134,7 +134,7 @@ def find_heads(model: nn.Module) -> list[str]:
 
 
 def unwrap_peft(model: Any) -> Any:
-    """The model under PEFT's wrapper, or the model itself."""
+    """Returns the model under PEFT's wrapper, or the model itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
@@ -155,7 +155,7 @@ def require_base(name: str | None) -> None:
 
 
 def has_adapters(model: nn.Module | None) -> bool:
-    """Whether PEFT layers are in the model, wherever they are."""
+    """Returns whether PEFT layers are in the model, wherever they are."""
     return model is not None and any(isinstance(module, BaseTunerLayer) for module in model.modules())
 
 
@@ -179,7 +179,7 @@ def merge_layers(model: nn.Module) -> int:
 
 
 def merged_copy(model: Any) -> Any:
-    """A copy of a `PeftModel`, or of a model with `merge_adapters`, with adapters merged into the weights.
+    """Returns a copy of a `PeftModel`, or of a model with `merge_adapters`, with adapters merged into the weights.
 
     Predictions are the same up to rounding (1e-5 in float32). A base that `lora_base` stored in half precision is
     merged in float32, on the CPU: that of an `AffinityModel` read again from its encoder, of others as it was rounded.
@@ -225,7 +225,7 @@ class HalfLinear(nn.Linear):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) to (..., out_features)."""
+        """Maps (..., in_features) to (..., out_features)."""
         if torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
         bias = None if self.bias is None else self.bias.to(input.dtype)
@@ -251,5 +251,5 @@ def widen(model: nn.Module) -> int:
 
 
 def is_rounded(model: nn.Module) -> bool:
-    """Whether frozen layers of `model` are in half precision."""
+    """Returns whether frozen layers of `model` are in half precision."""
     return any(isinstance(module, HalfLinear) for module in model.modules())

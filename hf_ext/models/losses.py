@@ -24,14 +24,12 @@ from torch import nn
 from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
+from .. import labels
 from ..errors import ArgumentError, DataError
+from ..labels import UNKNOWN, LabelKind, Number
 from .kernels.replaced_forwards import has_forward_of, is_from
 
 # --- regression, in float32 -------------------------------------------------------------------------------------------
-
-
-LOSSES = ("mse", "huber", "tobit", "ranking")
-ELEMENTWISE = LOSSES[:2]  # of labels of any shape
 
 
 def regression_loss(
@@ -47,7 +45,7 @@ def regression_loss(
     """Sum over rows of a loss on standardised labels.
 
     Args:
-        name: one of `LOSSES`.
+        name: one of `Number.losses`.
         predictions, labels: (n,), float32, standardised.
         bounds: (n,), -1 where the truth is at or below the label, 1 at or above, 0 or None: exact. Read by "tobit"
             and "ranking"; "mse" and "huber" take every label as exact.
@@ -68,7 +66,7 @@ def regression_loss(
     elif name == "huber":
         losses = functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
     else:
-        raise ArgumentError(f"loss={name!r}: allowed are {', '.join(LOSSES)}.")
+        raise ArgumentError(f"loss={name!r}: allowed are {', '.join(Number.losses)}.")
     return losses if per_row else losses.sum()
 
 
@@ -95,7 +93,7 @@ def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tens
 
 
 def class_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each label, of the shape of `labels`; what stands where a label is `IGNORED` counts nothing.
+    """Cross entropy of each label, of the shape of `labels`; what stands where a label is `UNKNOWN` counts nothing.
 
     Args:
         logits: (..., classes) for numbers of classes; of the shape of `labels` where these are 0 or 1, float.
@@ -105,12 +103,76 @@ def class_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return _cross_entropy(logits, labels, "none").view_as(labels)
 
 
+# --- by kind of label -------------------------------------------------------------------------------------------------
+
+
+class NumberLoss:
+    """Of numbers, which the model standardises: `config.loss`."""
+
+    @classmethod
+    def of_labels(cls, config: Any, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
+        """Returns the loss of each label, of the shape of `labels`, of what the head puts out.
+
+        Args:
+            config: of the model.
+            bounds: see `regression_loss`.
+        """
+        mean, std = _label_scale(config, output)
+        scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
+        return regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
+
+    @classmethod
+    def to_logits(cls, config: Any, output: torch.Tensor) -> torch.Tensor:
+        """Returns what the head puts out in label units."""
+        mean, std = _label_scale(config, output)
+        return output * std + mean
+
+    @classmethod
+    def to_output(cls, config: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Returns what the head put out."""
+        mean, std = _label_scale(config, logits)
+        return (logits - mean) / std
+
+
+class ClassLoss(NumberLoss):
+    """Of names: the cross entropy, whose `logits` are calibrated."""
+
+    @classmethod
+    def of_labels(cls, config: Any, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
+        return class_losses(output, labels)
+
+    @classmethod
+    def to_logits(cls, config: Any, output: torch.Tensor) -> torch.Tensor:
+        return output / config.temperature
+
+    @classmethod
+    def to_output(cls, config: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Returns the logits: evaluations while training see the head before it is calibrated."""
+        return logits
+
+
+LOSSES: dict[type[LabelKind], type[NumberLoss]] = {
+    labels.Number: NumberLoss,
+    labels.Numbers: NumberLoss,
+    labels.Classes: ClassLoss,
+    labels.LabelColumns: ClassLoss,
+    labels.LabelSets: ClassLoss,
+    labels.ResidueClasses: ClassLoss,
+    labels.ResidueNumbers: NumberLoss,
+}
+
+
+def _label_scale(config: Any, like: torch.Tensor) -> list[Any]:
+    """Returns mean and standard deviation of labels: numbers, or of several values (k,) each."""
+    scale = config.label_mean, config.label_std
+    return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
+
+
 # --- heads of transformers --------------------------------------------------------------------------------------------
 
 
 # Items: labels that are not -100; those but for each row's first; labels of whole sequences, images, ...
 LossKind = Literal["tokens", "next_tokens", "sequences"]
-IGNORED = -100  # the label that cross entropy leaves out
 
 _FAMILIES = ("Albert", "Bert", "Electra", "Esm", "Esmc", "RoFormer", "Roberta")
 _TEXT = ("DistilBert", "GPT2", "ModernBert")
@@ -206,7 +268,7 @@ def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: tor
     is_whole = kind == "sequences"
     losses = _sequence_loss(config, logits, labels, "none") if is_whole else _cross_entropy(logits, labels, "none")
     num_rows = len(labels)
-    items = torch.ones_like(labels) if labels.is_floating_point() else labels.ne(IGNORED)
+    items = torch.ones_like(labels) if labels.is_floating_point() else labels.ne(UNKNOWN)
     return torch.stack([losses.reshape(num_rows, -1).sum(1), items.reshape(num_rows, -1).float().sum(1)], dim=1)
 
 
@@ -217,7 +279,7 @@ def aligned(kind: LossKind, logits: Any, labels: torch.Tensor) -> tuple[Any, tor
 
 def count_items(labels: torch.Tensor) -> torch.Tensor:
     """Items in a batch: all labels that are measurements (float), of classes those that are not -100; scalar, int64."""
-    return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(IGNORED).sum()
+    return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(UNKNOWN).sum()
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:

@@ -58,7 +58,8 @@ class MuonAdamW(Optimizer):
         held = {id(p) for group in adamw.param_groups for p in group["params"]}
         if not chosen or not chosen <= held:
             raise ValueError(f"{len(chosen - held)} of {len(chosen)} matrices are not among AdamW's parameters.")
-        moved, rest = [], []
+        moved = []
+        rest = []
         for group in adamw.param_groups:
             own = [p for p in group["params"] if id(p) in chosen]
             left = [p for p in group["params"] if id(p) not in chosen]
@@ -66,12 +67,14 @@ class MuonAdamW(Optimizer):
                 moved.append({"params": own, "lr": group["lr"], "weight_decay": group["weight_decay"]})
             if left:
                 rest.append({**group, "params": left, "algorithm": "adamw"})
-        self._muon, self._adamw = Muon(moved, adjust_lr_fn=ADJUST_LR), adamw
-        super().__init__([*({**group, "algorithm": "muon"} for group in self._muon.param_groups), *rest], {})
+        self._muon = Muon(moved, adjust_lr_fn=ADJUST_LR)
+        self._adamw = adamw
+        of_muon = [{**group, "algorithm": "muon"} for group in self._muon.param_groups]
+        super().__init__([*of_muon, *rest], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of both; returns what `closure` returns."""
+        """Takes one step of both; returns what `closure` returns."""
         loss = _compute_loss(closure)
         for name, inner in (("muon", self._muon), ("adamw", self._adamw)):
             # Handed over anew each time: loading a state and splitting groups replace both.
@@ -82,7 +85,7 @@ class MuonAdamW(Optimizer):
 
 
 def _compute_loss(closure: Callable[[], Any] | None) -> Any:
-    """What `closure` returns, if there is one, with gradients although a step is taken without."""
+    """Returns what `closure` returns, if there is one, with gradients although a step is taken without."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -90,7 +93,7 @@ def _compute_loss(closure: Callable[[], Any] | None) -> Any:
 
 
 def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
-    """Weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
+    """Finds weights of linear maps, attention and feed-forward, in the repeated layers of a model; those that train.
 
     Of `nn.Linear`, of what has its `in_features` and `out_features`, of GPT-2's `Conv1D`, and of
     `nn.MultiheadAttention`, whose query, key and value are one matrix. Not embeddings and what is tied to them, tables
@@ -114,8 +117,8 @@ def block_matrices(model: nn.Module | None) -> list[nn.Parameter]:
     return [weight for key, weight in found.items() if weight.requires_grad and weight.ndim == 2 and key not in tables]
 
 
-def _maps(module: Any) -> list[nn.Parameter]:
-    """The weights that a module multiplies what comes in with."""
+def _maps(module: object) -> list[nn.Parameter]:
+    """Returns the weights that a module multiplies what comes in with."""
     names: tuple[str, ...]
     if isinstance(module, nn.MultiheadAttention):
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # what goes out is a Linear
@@ -162,7 +165,7 @@ class HostOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on the host; returns what `closure` returns."""
+        """Takes one step on the host; returns what `closure` returns."""
         loss = _compute_loss(closure)
         twins = self._find_twins()
         moving = [parameter for parameter in twins if parameter.grad is not None]
@@ -192,8 +195,9 @@ class HostOptimizer(Optimizer):
 
     @contextmanager
     def _on_host(self) -> Iterator[None]:
-        """While `wrapped` holds the twins in place of the parameters; takes over what it made of groups and state."""
-        live, wrapped = self.param_groups, self.wrapped
+        """Puts the twins into `wrapped` in place of the parameters; then takes over its groups and state."""
+        live = self.param_groups
+        wrapped = self.wrapped
         twins = {parameter: weight for parameter, (weight, _) in self._find_twins().items()}
         originals = {id(weight): parameter for parameter, weight in twins.items()}
         state = {twins.get(p, p): values for p, values in self.state.items()}
@@ -217,17 +221,18 @@ class HostOptimizer(Optimizer):
             wrapped.param_groups = live
 
     def _find_twins(self) -> dict[torch.Tensor, tuple[nn.Parameter, torch.Tensor]]:
-        """Those of all parameters; made where there are none yet, of their shape and dtype, pinned for CUDA."""
+        """Returns the twins of all parameters; makes them the first time, of the same dtype, pinned for CUDA."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p in parameters:
             if p not in self._twins:
-                weight, gradient = (torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda) for _ in range(2))
+                weight = torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda)
+                gradient = torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda)
                 self._twins[p] = nn.Parameter(weight), gradient
         return {p: self._twins[p] for p in parameters}
 
 
-def move_to_host(optimizer: Any) -> Any:
-    """The optimizer, with its state in host memory from now on; for between two steps, also in the middle of a run.
+def move_to_host(optimizer: Optimizer) -> Optimizer:
+    """Moves the optimizer's state to host memory, where it stays; between two steps, also in the middle of a run.
 
     Args:
         optimizer: of torch, new or after steps; in Accelerate's wrapper or not.
@@ -245,20 +250,23 @@ def move_to_host(optimizer: Any) -> Any:
             # Under a GradScaler the wrapper keeps a reference to `step`, which this makes anew.
             optimizer.__setstate__({**optimizer.__getstate__(), "optimizer": moved})
         return optimizer
-    return optimizer if isinstance(optimizer, HostOptimizer) else HostOptimizer(optimizer)
+    if isinstance(optimizer, HostOptimizer):
+        return optimizer
+    return HostOptimizer(optimizer)
 
 
-def find_host_optimizer(optimizer: Any) -> HostOptimizer | None:
-    """The `HostOptimizer` that this is, or that Accelerate's wrapper holds; None for another."""
+def find_host_optimizer(optimizer: Optimizer) -> HostOptimizer | None:
+    """Finds the `HostOptimizer` that this is, or that Accelerate's wrapper holds; None for another."""
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
     return inner if isinstance(inner, HostOptimizer) else None
 
 
-def _check(optimizer: Any) -> None:
+def _check(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"{name} is no torch.optim.Optimizer: it cannot be stepped in host memory.")
-    for library in {cls.__module__.partition(".")[0] for cls in type(optimizer).__mro__} & {"bitsandbytes", "torchao"}:
+    libraries = {cls.__module__.partition(".")[0] for cls in type(optimizer).__mro__}
+    for library in libraries & {"bitsandbytes", "torchao"}:
         raise ArgumentError(f"{name} ({library}) steps by kernels of its own: use one of torch on the host (AdamW).")
     if any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
         raise ArgumentError(
@@ -267,6 +275,6 @@ def _check(optimizer: Any) -> None:
 
 
 def _wait_for(devices: set[torch.device]) -> None:
-    """Until all that was asked of the devices is done."""
+    """Waits until all that was asked of the devices is done."""
     for device in devices:
         torch.cuda.current_stream(device).synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.parallelism_config import ParallelismConfig
@@ -13,6 +13,9 @@ from accelerate.utils import DistributedType, is_deepspeed_available, parse_flag
 from transformers.utils import is_torch_xla_available
 
 from ..errors import ArgumentError, PlanRefused
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 UNSPLIT_FAMILIES = ("esm", "esmc", "t5", "bert", "roformer", "modernbert")
 
@@ -23,7 +26,7 @@ def count_launched() -> int:
 
 
 def need_cpu_backend() -> bool:
-    """Whether several launched processes must be told `use_cpu` to find each other: torch sees no accelerator.
+    """Tells whether several launched processes must be told `use_cpu` to find each other: torch sees no accelerator.
 
     The launcher of accelerate 1.15 keeps `use_cpu` of its YAML to itself when it starts several processes, and
     without it accelerate looks for a backend of GPUs, finds none, and each process trains alone on all rows. Not with
@@ -35,7 +38,7 @@ def need_cpu_backend() -> bool:
 
 
 def need_gloo() -> bool:
-    """Whether DeepSpeed was launched where torch sees no accelerator, and must be told how processes connect.
+    """Tells whether DeepSpeed was launched where torch sees no accelerator, and must be told how processes connect.
 
     DeepSpeed has an accelerator "cpu", but accelerate 1.15 finds no backend there unless it is named, and each process
     would train alone.
@@ -99,7 +102,7 @@ def check_together(world_size: int) -> None:
         )
 
 
-def check_fsdp(args: Any) -> None:
+def check_fsdp(args: TrainingArguments) -> None:
     """Refuses FSDP that accelerate would silently leave out, as it does on the CPU.
 
     Args:
@@ -119,7 +122,7 @@ def check_fsdp(args: Any) -> None:
         )
 
 
-def check_parallelism(args: Any, families: Sequence[str]) -> None:
+def check_parallelism(args: TrainingArguments, families: Sequence[str]) -> None:
     """Refuses ways to split a model that encoders of proteins cannot be split by; FSDP2 and HSDP are let through.
 
     Splitting layers (tensor parallel) needs a plan that `transformers` 5 has for few encoders, and none of them was

@@ -5,47 +5,50 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env
 from transformers.integrations import deepspeed as integration
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
-def fsdp_version(args: Any) -> int | None:
-    """1 or 2, as Trainer finds it: in its own arguments, or where accelerate's launcher left it; None without FSDP."""
+
+def fsdp_version(args: TrainingArguments) -> int | None:
+    """Returns 1 or 2, as Trainer finds it: in its own arguments, or where the launcher left it; None without FSDP."""
     if args.fsdp_plugin_args is not None:
         return int(args.fsdp_plugin_args["fsdp_version"])
     return int(os.environ.get("FSDP_VERSION", "1")) if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
 
 
-def read_fsdp2(args: Any) -> FullyShardedDataParallelPlugin | None:
-    """The FSDP2 settings that accelerate will make of `args` and the launcher's environment; None without FSDP2."""
+def read_fsdp2(args: TrainingArguments) -> FullyShardedDataParallelPlugin | None:
+    """Reads the FSDP2 settings that accelerate will make of `args` and the environment; None without FSDP2."""
     if fsdp_version(args) != 2:
         return None
     return FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
 
 
-def zero_stage(args: Any) -> int | None:
-    """ZeRO's stage in `TrainingArguments`: from 2 on gradients are split, from 3 on weights; None without DeepSpeed."""
+def zero_stage(args: TrainingArguments) -> int | None:
+    """Returns ZeRO's stage: from 2 on gradients are split, from 3 on weights; None without DeepSpeed."""
     return None if args.deepspeed_plugin is None else int(_read(args, "zero_optimization.stage", 0))
 
 
-def splits_weights(args: Any) -> bool:
-    """Whether ZeRO keeps a part of each weight per process, as it does from stage 3 on."""
+def splits_weights(args: TrainingArguments) -> bool:
+    """Tells whether ZeRO keeps a part of each weight per process, as it does from stage 3 on."""
     return (zero_stage(args) or 0) >= 3
 
 
-def offload_device(args: Any) -> str | None:
-    """Where ZeRO keeps the optimizer ("cpu", "nvme") if not on the device; None otherwise."""
+def offload_device(args: TrainingArguments) -> str | None:
+    """Names where ZeRO keeps the optimizer ("cpu", "nvme") if not on the device; None otherwise."""
     if args.deepspeed_plugin is None:
         return None
     device = str(_read(args, "zero_optimization.offload_optimizer.device", "none"))
     return None if device == "none" else device
 
 
-def replaces_optimizer(args: Any) -> bool:
-    """Whether accelerate will hand DeepSpeed another optimizer than Trainer made.
+def replaces_optimizer(args: TrainingArguments) -> bool:
+    """Tells whether accelerate will hand DeepSpeed another optimizer than Trainer made.
 
     With `offload_optimizer` it makes a DeepSpeedCPUAdam of it, whatever it was, but for Adagrad and Lion
     (`accelerate.utils.deepspeed.map_pytorch_optim_to_deepspeed`), unless `zero_force_ds_cpu_optimizer` is false.
@@ -53,18 +56,18 @@ def replaces_optimizer(args: Any) -> bool:
     return offload_device(args) is not None and bool(_read(args, "zero_force_ds_cpu_optimizer", True))
 
 
-def _read(args: Any, key: str, default: Any) -> Any:
+def _read(args: Any, key: str, default: object) -> Any:
     value = args.deepspeed_plugin.hf_ds_config.get_value(key)
     return default if value is None else value
 
 
 def num_elements(parameter: torch.Tensor) -> int:
-    """Elements of a whole weight, also where ZeRO-3 left a part of it or nothing here."""
+    """Counts elements of a whole weight, also where ZeRO-3 left a part of it or nothing here."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def own_part(parameter: torch.Tensor) -> torch.Tensor:
-    """This process's part of a weight that ZeRO-3 splits; any other tensor as it is."""
+    """Returns this process's part of a weight that ZeRO-3 splits; any other tensor as it is."""
     return getattr(parameter, "ds_tensor", parameter)
 
 

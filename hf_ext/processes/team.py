@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -13,13 +13,16 @@ from accelerate.utils import broadcast_object_list, gather_object, reduce, wait_
 from ..errors import CheckpointError, DiskFailure, HfExtError, RunEnded, is_out_of_memory
 from ..files import describe_failure, is_disk_failure
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
 Result = TypeVar("Result")
 _BEAT_S = 0.2
 _holders: WeakSet[Any] = WeakSet()  # of the process group, such as by a model that DDP has wrapped
 
 
-def do_on_main(args: Any, work: Callable[[], Result]) -> Result:
-    """What `work`, called by the main process alone, returns; on all processes. So is what it raises.
+def do_on_main(args: TrainingArguments, work: Callable[[], Result]) -> Result:
+    """Returns on all processes what `work`, called by the main process alone, returns. Raises what it raises.
 
     Args:
         args: `TrainingArguments`; all processes of a run call this.
@@ -38,12 +41,20 @@ def do_on_main(args: Any, work: Callable[[], Result]) -> Result:
         except OSError as error:
             if not is_disk_failure(error):
                 raise
-            outcome[1] = DiskFailure(describe_failure(error, error.filename or args.output_dir))
+            outcome[1] = DiskFailure(describe_failure(error, error.filename or str(args.output_dir)))
     if args.world_size > 1:
         broadcast_object_list(outcome)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+class HasArguments(Protocol):
+    """A trainer, whose arguments may be replaced."""
+
+    @property
+    def args(self) -> TrainingArguments:
+        """Returns those of now."""
 
 
 class Team:
@@ -55,14 +66,16 @@ class Team:
         writes: whether this one writes what all share (`args.should_save`).
     """
 
-    def __init__(self, trainer: Any):
-        self._trainer, args = trainer, trainer.args
-        self.rank, self.size = args.process_index, args.world_size
+    def __init__(self, trainer: HasArguments):
+        self._trainer = trainer
+        args = trainer.args
+        self.rank = args.process_index
+        self.size = args.world_size
         self.is_main = self.rank == 0
         self.writes = bool(args.should_save)
 
     def agree(self, wishes: Sequence[bool]) -> list[bool]:
-        """Which wishes any process has: the same on all of them, which is what keeps them in step."""
+        """Returns which wishes any process has: the same on all of them, which is what keeps them in step."""
         if self.size == 1:
             return list(wishes)
         counts = reduce(torch.tensor(wishes, dtype=torch.int32, device=self._trainer.args.device), "sum")
@@ -95,26 +108,26 @@ class Team:
         return next((said for said, _ in outcomes if said is not None), None)
 
     def load_together(self, action: Callable[[], None] | None, describe: Callable[[Exception], str]) -> None:
-        """As `together`; raises CheckpointError on all processes if the disk failed on one."""
+        """Runs as `together`; raises CheckpointError on all processes if the disk failed on one."""
         failure = self.together(action, describe)
         if failure is not None:
             raise CheckpointError(failure)
 
     def on_main(self, work: Callable[[], Result]) -> Result:
-        """What `work`, called by the main process alone, returns or raises, on all: see `do_on_main`."""
+        """Returns or raises on all what `work`, called by the main process alone, does: see `do_on_main`."""
         return do_on_main(self._trainer.args, work)
 
     def wait_while(self, is_waiting: Callable[[], bool]) -> None:
-        """Until `is_waiting` of the main process is over; others hear of it all the while, since they time out."""
+        """Waits until is_waiting() is False on rank 0, broadcasting so that other ranks do not time out."""
         while self.on_main(is_waiting):
             time.sleep(_BEAT_S)
 
     def wait_for_everyone(self) -> None:
-        """Until all processes are here."""
+        """Waits until all processes are here."""
         wait_for_everyone()
 
 
-def share_group(holder: Any) -> None:
+def share_group(holder: object) -> None:
     """Enters who uses the process group, to be asked to `let_go` of it before it is destroyed.
 
     A wrapped model (DDP) that outlives its group keeps gloo's threads running while the interpreter goes down. torch
@@ -127,6 +140,6 @@ def share_group(holder: Any) -> None:
 def release_group() -> None:
     """Has all that share the group of several processes let go of it, once none still works. All of them call it."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        wait_for_everyone()  # nobody takes the group from one that still works
+        wait_for_everyone()  # the group is not taken from one that still works
         while _holders:
             _holders.pop().let_go()

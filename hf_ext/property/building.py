@@ -14,19 +14,18 @@ from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator
 from ..data.demo import make_demo_table
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..models.affinity import AffinityModel
 from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
 from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
 from ..models.families import FAMILIES, choose_encoder, limit_of_positions
 from ..models.head import ONE_LAYER
 from ..models.lora import LoraSettings
+from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .predictor import load_model
 
 TRAININGS = ("frozen", "lora", "full")
-RESIDUE_ROWS = 16  # of a step where each residue has a label: of proteins, thousands of labels
-RESIDUE_STEPS, MIN_EPOCHS = 1_500, 3
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -44,7 +43,7 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
     return trainings, "lora" in trainings
 
 
-def settle_residue_steps(args: Any, kind: LabelKind, num_rows: int | None) -> str:
+def settle_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows: int | None) -> str:
     """Where each residue has a label: smaller batches and fewer epochs, unless the user set them; a sentence, else "".
 
     As many epochs as give 1,500 steps, at least 3 and at most those that `args` has.
@@ -53,15 +52,16 @@ def settle_residue_steps(args: Any, kind: LabelKind, num_rows: int | None) -> st
         args: of the training, changed in place.
         num_rows: of training; None of a stream.
     """
-    if not kind.per_residue:
+    steps = kind.steps
+    if steps is None:
         return ""
     if not args.explicit_fields & {"per_device_train_batch_size", "effective_batch_size", "cached_batch_size"}:
-        args.per_device_train_batch_size = min(RESIDUE_ROWS, args.per_device_train_batch_size)
+        args.per_device_train_batch_size = min(steps.rows, args.per_device_train_batch_size)
         args.cached_batch_size = None
     if num_rows is None or args.explicit_fields & {"max_steps", "num_train_epochs"}:
         return ""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    args.num_train_epochs = min(args.num_train_epochs, max(MIN_EPOCHS, -(-RESIDUE_STEPS * rows // num_rows)))
+    args.num_train_epochs = min(args.num_train_epochs, max(steps.min_epochs, -(-steps.steps * rows // num_rows)))
     return (
         f"Each residue has a label, so {args.num_train_epochs:g} epochs of {rows:,} rows a step, if not set otherwise."
     )
@@ -94,12 +94,13 @@ def build_model(
     args: AffinityArguments,
     sequence_columns: Sequence[str],
     lora: LoraSettings | None = None,
-    kind: LabelKind = ONE_NUMBER,
+    kind: LabelKind | None = None,
     layers: Sequence[int | None] = (),
 ) -> AffinityModel:
     """A model with pretrained encoders, and a head for `kind` that is untrained or comes from `args.init_head_from`.
 
     Args:
+        kind: of label; None: one number.
         layers: of each encoder the one that is read, where they are known and `args` has none.
 
     Raises:
@@ -114,11 +115,11 @@ def build_model(
     return model
 
 
-def model_settings(args: AffinityArguments, kind: LabelKind = ONE_NUMBER) -> dict[str, Any]:
+def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> dict[str, Any]:
     """What `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
     given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
-    return {**given, "head_form": form, "label_kind": None if kind.is_one_number else kind.state()}
+    return {**given, "head_form": form, "label_kind": kind and kind.stored}
 
 
 def read_towers(

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..heads.ensemble import MEMBER_HEADERS, member_rows
 from ..heads.layers import describe_layers
-from ..labels import ONE_NUMBER, LabelKind
-from ..labels.kinds import describe_kind
+from ..labels import LabelKind, kind_from_state
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
 from ..reporting.record import Audit, Facts, RunRecord, Score, SplitRecord
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
@@ -21,25 +20,13 @@ EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAK
 MAX_GROUPS, MAX_CLASSES = 300, 50  # rows of a table
 
 
-# Task -> what it is called on the Hub, which has no names for numbers of several columns or of residues; and how the
-# rows of `AffinityPredictor.predict` are told.
-HUB_TASKS = {
-    "regression": ("regression", "Regression on protein sequences"),
-    "classification": ("text-classification", "Classification of protein sequences"),
-    "multilabel": ("text-classification", "Labels of protein sequences, several at once"),
-    "residue_classification": ("token-classification", "Classification of residues"),
-    "residue_regression": ("regression", "Regression on residues"),
-}
-
-
 def describe(run: RunRecord) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
     label = run.label_name
     columns = run.sequence_columns
     kind = find_kind(run)
     decided_by = str(run.verdict.comparison.get("metric"))
-    first = ["spearman", "rmse"] if kind.is_one_number else [decided_by, *[*run.test.of_model][:1]]
-    task_type, task_name = HUB_TASKS[kind.task]
+    first = kind.first_metrics(decided_by, [*run.test.of_model])
     return Page(
         title=f"Predicting {label} from {join_words(columns)}" if columns else f"Predicting {label}",
         summary=_summary(run, kind, label, columns),
@@ -57,16 +44,16 @@ def describe(run: RunRecord) -> Page:
         bases=run.model.own.get("towers") or (),
         needs_bases=not run.settings.get("save_full"),
         scores=index_scores(run.test),
-        tags=["biology", "protein", "protein-language-model", task_type],
+        tags=["biology", "protein", "protein-language-model", kind.hub_task],
         library_name="hf_ext",
-        task_type=task_type,
-        task_name=task_name,
+        task_type=kind.hub_task,
+        task_name=kind.hub_name,
     )
 
 
 def find_kind(run: RunRecord) -> LabelKind:
     """What a run's model predicts."""
-    return LabelKind.from_state(run.label_kind) if run.label_kind else ONE_NUMBER
+    return kind_from_state(run.label_kind)
 
 
 def _ranks(run: RunRecord) -> bool:
@@ -75,9 +62,7 @@ def _ranks(run: RunRecord) -> bool:
 
 
 def _summary(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> str:
-    what = f"the order of rows by {label}, not its values," if _ranks(run) else f"{label}, in that column's unit,"
-    if not kind.is_one_number:
-        what = f"{label} ({describe_kind(kind)})"
+    what = kind.describe_target(label, _ranks(run))
     text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}."
     if lacking := [*run.data.missing_chains]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
@@ -94,15 +79,7 @@ def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
         "print(predictor.predict(rows))",
     ]
     unit = f"higher for a higher {label}" if _ranks(run) else f"in the unit of {label}"
-    returned = {
-        "regression": f"one number per row (float32, {unit})",
-        "classification": "the name of a class per row; predict_proba returns the probability of each",
-        "multilabel": "the names of a row's labels; predict_proba returns the probability of each",
-        "residue_classification": "a class for each residue of a row; predict_proba returns the probability of each",
-        "residue_regression": "a number for each residue of a row",
-    }[kind.task]
-    if kind.task == "regression" and not kind.is_one_number:
-        returned = f"an array with a column for each of {join_words(kind.names)}"
+    returned = kind.describe_returned(unit)
     return [
         Code("\n".join(lines), "python"),
         Text(
@@ -157,10 +134,7 @@ def _head_blocks(found: Facts | None) -> list[Block]:
 
 def _limits(run: RunRecord, kind: LabelKind) -> list[str]:
     """What labels and intervals can carry."""
-    lines = []
-    if not kind.is_numeric:
-        what, end = ("labels", "") if kind.task == "multilabel" else ("classes", ": whatever it reads gets one of them")
-        lines.append(f"It knows {kind.num_outputs:,} {what} and no others{end}.")
+    lines = kind.describe_limits()
     is_read = run.model.own.get("loss") in ("tobit", "ranking")
     read = "which its loss reads as bounds" if is_read else "taken as exact"
     for split, audit in run.labels.items():

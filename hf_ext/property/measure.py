@@ -5,34 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from ..arguments.checks import check_metric_name
-from ..baselines.fitted import constant_name
 from ..errors import ArgumentError
 from ..evaluation.kinds import metrics_of
-from ..evaluation.metrics import HIT_METRICS, PLAIN_METRICS, THRESHOLD_METRICS, score_names
+from ..evaluation.metrics import HIT_METRICS
 from ..evaluation.row_metrics import RowMetrics
-from ..labels import ONE_NUMBER, LabelKind
+from ..labels import LabelKind
 from ..text.units import less_is_better
 from ..training.watchers import check_metric_on_rows
 from ..training_args import FastTrainingArguments
-
-# By loss, of one number per row. A tobit loss knows that some labels are limits, which the RMSE of an evaluation does
-# not.
-BEST_BY_LOSS = {"mse": "rmse", "huber": "rmse", "tobit": "loss", "ranking": "spearman"}
 
 PLAIN = RowMetrics()  # without a threshold and groups
 
 
 def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> tuple[str, ...]:
     """Metrics that final scores have, which `--require` may name."""
-    return score_names(threshold, has_groups) if kind.is_one_number else metrics_of(kind).names
+    return metrics_of(kind, threshold).scored(has_groups)
 
 
-def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind = ONE_NUMBER) -> None:
+def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind) -> None:
     """Makes `metric_for_best_model` the one that fits labels and loss, unless the user named one."""
     explicit = args.explicit_fields
     if "metric_for_best_model" in explicit:
         return
-    args.metric_for_best_model = BEST_BY_LOSS[loss] if kind.is_one_number else metrics_of(kind).chooses
+    metrics = metrics_of(kind)
+    args.metric_for_best_model = metrics.by_loss.get(loss, metrics.chooses)
     if "greater_is_better" not in explicit:
         args.greater_is_better = not less_is_better(args.metric_for_best_model)
 
@@ -49,7 +45,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
         DataError: the validation rows do not allow it.
     """
     name, given = _plain_name(args), args.metric_for_best_model
-    if metrics.kind.is_one_number and name in THRESHOLD_METRICS and name not in metrics.names:
+    if name in metrics_of(metrics.kind).of_threshold and name not in metrics.names:
         raise ArgumentError(
             f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
             "their range."
@@ -69,20 +65,14 @@ def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> 
 
     Of classes it is the user's choice alone: the log loss, which chooses checkpoints, is no reader's question.
     """
-    name = _plain_name(args)
-    if not metrics.kind.is_one_number:
-        is_chosen = "metric_for_best_model" in args.explicit_fields and name in metrics_of(metrics.kind).names
-        return name if is_chosen else metrics_of(metrics.kind).decides
-    compared = (*PLAIN_METRICS, *THRESHOLD_METRICS)
-    return name if name in compared and name in metrics.names else None
+    is_asked = "metric_for_best_model" in args.explicit_fields
+    return metrics_of(metrics.kind, metrics.threshold).verdict_metric(_plain_name(args), is_asked)
 
 
 def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
     """Which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
-    kind, decides = metrics.kind, verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
-    verdict = f"verdict in {decides}."
-    if not kind.is_one_number:
-        verdict = f"verdict in {decides}, against {constant_name(kind)} and linear models."
+    decides = verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
+    verdict = metrics_of(metrics.kind).describe_verdict(decides)
     if not args.load_best_model_at_end:
         return f"Best checkpoint: not asked for, the last weights are kept (--load_best_model_at_end); {verdict}"
     end = "highest" if args.greater_is_better else "lowest"

@@ -20,9 +20,8 @@ from ..data.reading import SOURCE_ROW, local_files
 from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, replacing, try_replacing, write_cell
-from ..labels import ONE_NUMBER, LabelKind
-from ..labels.kinds import reader_of
-from .predicted import PREDICTION, PROBABILITY, Columns
+from ..labels import LabelKind
+from ..labels.outputs import PREDICTION, PROBABILITY, Columns
 
 LOW, HIGH = "prediction_low", "prediction_high"  # of an interval
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
@@ -108,7 +107,7 @@ def _read_header(path: Path) -> list[str]:
             return ["not a CSV"]
 
 
-def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind = ONE_NUMBER) -> Any:
+def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind) -> Any:
     """The predictions in a CSV of any program for `rows`, in their order.
 
     A line belongs to the row whose `source_row` it has, or else whose `--id_column`; in a CSV without these, lines are
@@ -135,14 +134,12 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a CSV of predictions: {error}.") from error
     lines.columns = [*map(read_cell, lines.columns)]
-    outputs = [f"{PREDICTION if kind.is_numeric else PROBABILITY}_{name}" for name in kind.names]
-    outputs = [PREDICTION] if kind.is_one_number else outputs
+    outputs = kind.score_columns
     lacking = [name for name in outputs if name not in lines]
     if 0 < len(lacking) < len(outputs):
         raise DataError(f"{path}: columns of some outputs alone; {', '.join(lacking[:MAX_LISTED])} are missing.")
     if lacking and PREDICTION not in lines:
-        needed = outputs[0] if kind.is_numeric and kind.has_values else PREDICTION
-        raise DataError(f"{path}: no column {needed!r}; there are {', '.join(lines.columns[:30])}.")
+        raise DataError(f"{path}: no column {kind.prediction_names[0]!r}; there are {', '.join(lines.columns[:30])}.")
     if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
         asked, lines = [str(number) for number in rows[key][:]], lines.set_index(key)
         if lines.index.has_duplicates or len({*asked}) < len(asked):
@@ -161,8 +158,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
         )
     for name in (name for name in args.sequence_columns if name in lines):
         found = [judge_sequence(read_cell(cell), args).value for cell in lines[name]]
-        is_that = str.startswith if kind.per_residue else str.__eq__  # of a sequence that a run cut, what it scored
-        if num := sum(not is_that(one, other) for one, other in zip(found, rows[name][:])):
+        if num := sum(not kind.covers(one, other) for one, other in zip(found, rows[name][:])):
             raise DataError(
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
                 f"other rows, in another order without {SOURCE_ROW} and --id_column, or the rows have changed since."
@@ -174,19 +170,15 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
         raise DataError(
             f"{path}: {num:,} predictions are no finite numbers. Fix them, or leave these rows out everywhere."
         )
-    return values[:, 0] if kind.is_one_number else values
+    return kind.shape_outputs(values)
 
 
 def _read_cells(path: Path, cells: Sequence[str], kind: LabelKind) -> Any:
     """Predictions that are written as labels are: an array, or of residues a list of arrays."""
-    judged = [reader_of(kind).judge(cell) for cell in cells]
+    judged = [kind.judge(cell) for cell in cells]
     if wrong := [f"line {line}: {one.rule}. {one.remedy}" for line, one in enumerate(judged, 2) if one.rule]:
         raise DataError(f"{path}, column {PREDICTION!r}, {wrong[0]}")
-    values = [np.asarray(one.value) for one in judged]
-    if not kind.task.endswith("classification"):
-        return values if kind.per_residue else np.stack(values)
-    certain = [np.eye(kind.num_outputs)[value] for value in values]
-    return certain if kind.per_residue else np.stack(certain)
+    return kind.join_cells([one.value for one in judged])
 
 
 def write_predictions(

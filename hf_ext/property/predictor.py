@@ -27,9 +27,8 @@ from ..data.columns import as_dataset, read_columns
 from ..data.proteins import clean_chains
 from ..data.row_errors import format_errors
 from ..embeddings.dataset import factorize, join_parts, take_rows
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..heads.intervals import half_width
-from ..labels.outputs import decode, split_rows, to_predictions
 from ..models.affinity import AffinityModel
 from ..reporting.data_section import describe_unread
 from ..trainer import FastTrainer
@@ -110,7 +109,7 @@ class AffinityPredictor:
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
         kind = self.model.config.kind
-        return decode(kind, to_predictions(kind, self._logits(rows)))
+        return kind.decode(kind.to_predictions(self._logits(rows)))
 
     def predict_proba(self, rows: Any) -> Any:
         """Probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
@@ -127,9 +126,8 @@ class AffinityPredictor:
             DataError: as `predict`.
         """
         kind = self.model.config.kind
-        if kind.is_numeric:
-            raise ArgumentError(f"This model predicts numbers ({', '.join(kind.names)}), which have no probabilities.")
-        return to_predictions(kind, self._logits(rows))
+        kind.check_probabilities()
+        return kind.to_predictions(self._logits(rows))
 
     @torch.no_grad()
     def _logits(self, rows: Any) -> Any:
@@ -162,7 +160,7 @@ class AffinityPredictor:
             batch = {key: value.to(self.device) for key, value in batch.items()}
             logits = self.model(sequences={name: batch}).logits.float().cpu().numpy()
             lengths = batch["residue_mask"].sum(1).tolist()
-            for i, row in zip(chosen, split_rows(self.model.config.kind, logits, lengths)):
+            for i, row in zip(chosen, self.model.config.kind.split_rows(logits, lengths)):
                 found[i] = row
         return check_predictions([found[i] for i in numbers])
 
@@ -265,7 +263,7 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
     if errors:
         refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
-            f"{refused}\nMend these rows, or leave them out. Options that begin with -- are those of `hf-ext predict`."
+            f"{refused}\nFix or remove these rows. Options that begin with -- are those of `hf-ext predict`."
         )
     return as_dataset(pa.table(cleaned))
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..data.columns import read_bounds
 from ..data.loading import LoadedData
 from ..data.reading import SOURCE_ROW
+from ..evaluation.kinds import metrics_of
 from ..evaluation.verdict import CONSTANTS
+from ..labels import LABEL, PREDICTION
+from ..labels.outputs import Columns
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
 from ..reporting.record import CommonRecord
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
-from .predicted import LABEL, PREDICTION, Columns, label_columns, prediction_columns, read_outputs
 from .prediction_file import write_predictions
-from .rows import audit_labels
 from .scoring import SplitScores
+
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
 
 PREDICTIONS = "predictions.csv"  # of a run's test rows, in its folder
 BASELINES = "baselines"  # a folder beside it, with the predictions of each baseline for the same rows
@@ -59,13 +64,13 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
     training = next((how for how in settings["tower_training"] if how != "frozen"), "lora")
     facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline, "training": training}
     facts["sizes"] = "" if rule.startswith(("files", "column:")) else " (--split_sizes 0.6 0.1 0.3, say)"
-    facts["or_pooling"] = "" if test.kind.per_residue else " or --pooling"
+    facts["or_pooling"] = test.kind.or_pooling
     facts["tuned"] = test.tuned and test.tuned.text
     return [HINTS[name].format_map(facts) for name in found]
 
 
 def collect_results(
-    run: Run, trainer: Any, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
+    run: Run, trainer: FastTrainer, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `all_results.json` says of the task; writes predictions and a plot into the output folder.
 
@@ -79,28 +84,28 @@ def collect_results(
     kind = test.kind
     facts = {
         "verdict": scores["verdict"],
-        "label_kind": None if kind.is_one_number else kind.state(),
+        "label_kind": kind.stored,
         "model": _describe_model(trainer.model.config),
         **{name: record for name, record in records.items() if record is not None},
         "test": scores,
         "data": with_absolute_path(data.report, "source"),
         "labels": {
-            name: audit_labels(splits[name], data.kind)
+            name: metrics_of(data.kind).audit(splits[name], read_bounds(splits[name]))
             for name in ("train", "test")
             if hasattr(splits[name], "__len__")
         },
         "advice": make_advice(data.report, settings, run.folder, test),
     }
     if trainer.is_world_process_zero():
-        predictions = read_outputs(kind, test.outputs)
-        predicted = prediction_columns(kind, predictions)
-        measured = label_columns(kind, test.labels, predictions)
+        predictions = kind.read_outputs(test.outputs)
+        predicted = kind.prediction_columns(predictions)
+        measured = kind.label_columns(test.labels, predictions)
         write_predictions(run.folder / PREDICTIONS, splits["test"], predicted, measured)
         if hasattr(splits["test"], "__len__"):
             (run.folder / BASELINES).mkdir(exist_ok=True)
             rows = splits["test"].select_columns([SOURCE_ROW])
             for name, values in test.predicted_by.items():
-                write_predictions(baseline_file(run.folder, name), rows, prediction_columns(kind, values))
+                write_predictions(baseline_file(run.folder, name), rows, kind.prediction_columns(values))
         with plots_if_possible():
             _plot(run.folder, CommonRecord(settings=settings).label_name, test, predicted, measured)
     return facts
@@ -108,11 +113,11 @@ def collect_results(
 
 def _plot(folder: Path, label: str, test: SplitScores, predicted: Columns, measured: Columns) -> None:
     """What was measured against what was predicted, of numbers and of few classes."""
-    if test.kind.is_one_number:
+    if test.kind.chart == "scatter":
         rho = test.scores["model"]["spearman"]["value"]
         text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
         plot_scatter(test.outputs, test.labels, folder / "scatter.png", "Test set", text, axis_label=label)
-    elif is_drawn(test.kind.state()):
+    elif is_drawn(test.kind):
         chart = confusion_chart([*measured[LABEL]], [*predicted[PREDICTION]], test.kind.names)
         write_png(chart.figure, folder / "confusion.png")
 

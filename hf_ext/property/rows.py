@@ -11,28 +11,17 @@ from numpy.typing import NDArray
 
 from ..data.arguments import SPLIT_CLUSTER, DataArguments
 from ..data.columns import column_names, has_numbered_rows, label_array, read_bounds, read_columns
-from ..data.label_columns import label_facts
 from ..data.loading import LoadedData, load_data
 from ..data.split_report import find_missing
-from ..errors import ArgumentError, DataError
-from ..evaluation import label_audit
+from ..errors import ArgumentError
+from ..evaluation.kinds import metrics_of
 from ..evaluation.resampling import ResamplingUnits
-from ..labels import LabelKind
-from ..labels.kinds import describe_kind, reader_of
 from ..reporting.data_section import summarize_data
-from ..text.units import format_cell
 from .arguments import AffinityArguments
 
 ENERGIES = (-80.0, -4.0)  # between them is the median of log10 Kd in M, and of energies in kcal/mol or kJ/mol
 EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
 MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
-
-
-def audit_labels(rows: Any, kind: LabelKind) -> dict[str, Any]:
-    """`label_audit` of the rows of a split that is no stream; of other labels than one number per row, their facts."""
-    if not kind.is_one_number:
-        return {**label_facts(rows, kind), "alarms": []}
-    return label_audit(rows["label"][:], read_bounds(rows))
 
 
 def check_splits(splits: Mapping[str, Any]) -> None:
@@ -68,17 +57,15 @@ def load_rows(
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
     check_splits(data.splits)
-    check_options(args, data.kind)
+    data.kind.check_options(args.loss, args.binder_threshold, args.pooling)
     if data_args.streaming:
         return data
     train, columns = data.splits["train"], data_args.sequence_columns
-    if not data.kind.per_residue and all(len(train.unique(column)) == 1 for column in columns):
-        raise DataError(f"{' and '.join(columns)}: the same in all training rows, so there is nothing to learn.")
+    data.kind.check_sequences(columns, [len(train.unique(column)) for column in columns])
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]
     data_args.missing_chains, data.report["missing_chains"] = [*missing], missing
-    if data.kind.is_one_number:
-        data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
+    data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
     if unused:
         data.report["warnings"].append(
             f"--missing_chains {' '.join(unused)}: no row lacks it, so the model does not learn to do without it, and "
@@ -88,20 +75,6 @@ def load_rows(
         labels = np.concatenate([label_array(split) for split in data.splits.values()])
         check_threshold(args.binder_threshold, labels, data.report)
     return data
-
-
-def check_options(args: AffinityArguments, kind: LabelKind) -> None:
-    """Raises ArgumentError where an option is for one number per row, or for whole rows, and labels are others."""
-    if kind.per_residue and args.pooling != ["mean"]:
-        raise ArgumentError(f"--pooling {' '.join(args.pooling)}: leave it out where each residue has a label.")
-    is_loss_of_kind = args.loss == "mse" or (args.loss in EXACT_LOSSES and kind.is_numeric)
-    given = [] if is_loss_of_kind else [f"--loss {args.loss}"]
-    given += [] if args.binder_threshold is None else [f"--binder_threshold {args.binder_threshold:g}"]
-    if given and not kind.is_one_number:
-        raise ArgumentError(
-            f"{' and '.join(given)} is for one number per row, and the label is {describe_kind(kind)}. Leave it out, "
-            "or give --task regression for amounts."
-        )
 
 
 def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:
@@ -142,15 +115,12 @@ def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]
 
 def describe_rows(data: LoadedData) -> str:
     """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
-    lines, kind = [summarize_data(data.report)], data.kind
+    lines = [summarize_data(data.report)]
     lines += filter(None, [data.report["labels"].get("read_as")])
     if not data.report["streaming"]:
-        audit = audit_labels(data.splits["train"], kind)
-        if kind.is_one_number:
-            low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
-            lines.append(f"Training labels: {low} to {high}, mean {mean}, deviation {deviation}.")
-        else:
-            lines.append(f"Training labels: {reader_of(kind).describe(audit)}.")
+        metrics = metrics_of(data.kind)
+        audit = metrics.audit(data.splits["train"], read_bounds(data.splits["train"]))
+        lines.append(f"Training labels: {metrics.describe_audit(audit)}.")
         lines += [f"  ALARM: {alarm}" for alarm in audit["alarms"]]
     return "\n".join(lines)
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..baselines.fitted import Baselines, columns_of, fit_baselines, linear_name
-from ..baselines.residues import fit_residue_baselines
+from ..baselines.fitted import Baselines, columns_of
+from ..baselines.residues import FITTERS
 from ..data.arguments import DataArguments
 from ..data.columns import read_bounds, read_columns
 from ..evaluation import collapse_report, score_predictions
-from ..evaluation.metrics import PLAIN_METRICS
+from ..evaluation.kinds import metrics_of
 from ..evaluation.requirements import Requirement, parse_requirements
 from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
 from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
-from ..labels import ONE_NUMBER, UNKNOWN, LabelKind
-from ..labels.outputs import to_predictions
+from ..labels import LabelKind, Number
 from ..reporting.data_section import describe_repeated
 from ..reporting.record import Leaks, Score, from_json
 from ..reporting.scores import fit_notes, resampled
@@ -30,6 +28,9 @@ from .arguments import AffinityArguments
 from .measure import scored_names, verdict_metric
 from .rows import describe_units, find_slices
 
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
+
 MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
@@ -37,9 +38,7 @@ GROUP_NOTE = "--group_column: Spearman within groups is left out, which is for o
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."
 
 
-def read_requirements(
-    args: AffinityArguments, data_args: DataArguments, kind: LabelKind = ONE_NUMBER
-) -> list[Requirement]:
+def read_requirements(args: AffinityArguments, data_args: DataArguments, kind: LabelKind) -> list[Requirement]:
     """`--require`, of the scores that a run of these arguments ends with.
 
     Raises:
@@ -78,7 +77,7 @@ class SplitScores:
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     units: ResamplingUnits | None = None
-    kind: LabelKind = ONE_NUMBER
+    kind: LabelKind = field(default_factory=Number)
     predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
     tuned: Verdict | None = None
 
@@ -106,7 +105,7 @@ class SplitScores:
     @property
     def _shown(self) -> Sequence[str]:
         """Metrics that a screen has room for."""
-        return PLAIN_METRICS if self.kind.is_one_number else [*self.scores[MODEL]][:MAX_SHOWN]
+        return metrics_of(self.kind).shown(self.scores[MODEL])
 
     def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
         rows = [[name, *(units.score(both.get(metric)) for metric in self._shown)] for name, both in scores.items()]
@@ -114,7 +113,7 @@ class SplitScores:
 
 
 def score_split(
-    trainer: Any,
+    trainer: FastTrainer,
     splits: Any,
     name: str,
     threshold: float | None,
@@ -142,26 +141,28 @@ def score_split(
     config, rows = trainer.model.config, splits[name]
     kind = config.kind
     outputs, labels = unpack_labelled(trainer.predict(rows), kind)
-    predictions = to_predictions(kind, outputs)
+    predictions = kind.to_predictions(outputs)
+    metrics = metrics_of(kind, threshold)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
-        fit = fit_residue_baselines if kind.per_residue else partial(fit_baselines, group_column=group_column)
-        baselines = fit(trainer, splits, name)
+        baselines = FITTERS[kind.counted](trainer, splits, name, group_column)
         slices, notes = find_slices(splits["train"], rows, columns_of(trainer.data_collator))
     else:
         group_column, slices, baselines = None, {}, Baselines()
-        if kind.is_one_number:
+        if "stream" in kind.baselines:
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
     units, bounds = check_units(units, len(labels)), read_bounds(rows)
     predictors = {MODEL: predictions, **baselines.predictions}
     compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
-    groups = [row[0] for row in read_columns(rows, [group_column])] if group_column and kind.is_one_number else None
+    groups = None
+    if group_column and metrics.of_groups:
+        groups = [row[0] for row in read_columns(rows, [group_column])]
     scores, sliced = compared.score(groups), [compared.score_slice(*one) for one in slices.items()]
     is_scale_free = config.loss == "ranking"
     metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
     verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
-    linear, tuned = f"{linear_name(kind)} on embeddings", None
+    linear, tuned = f"{kind.linear_name} on embeddings", None
     if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
         tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(from_json(Leaks, leaks)):
@@ -171,15 +172,15 @@ def score_split(
         labels,
         verdict,
         scores,
-        {} if kind.is_numeric else score_classes(kind, predictions, labels),
+        metrics.score_classes(predictions, labels),
         baselines.facts,
         collapse_report(predictions, labels, kind),
         sliced,
         [
             *([RANKING_NOTE] if is_scale_free else []),
-            *([GROUP_NOTE] if group_column and not kind.is_one_number else []),
+            *([GROUP_NOTE] if group_column and groups is None else []),
             *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
-            *(_compare_slice(one, scores, "spearman" if kind.is_one_number else str(metric)) for one in sliced),
+            *(_compare_slice(one, scores, metrics.orders or str(metric)) for one in sliced),
             *notes,
             *describe_units(units),
             *baselines.notes,
@@ -189,28 +190,6 @@ def score_split(
         baselines.predictions,
         tuned,
     )
-
-
-def score_classes(kind: LabelKind, predictions: np.ndarray, labels: np.ndarray) -> dict[str, dict[str, Any]]:
-    """Of each class or label how many rows or residues have it (`support`), and precision, recall and F1 of them.
-
-    Args:
-        predictions: probabilities (n, C), of residues (n, longest, C).
-        labels: of these rows, as batches hold them.
-    """
-    known = labels != UNKNOWN
-    if kind.task == "multilabel":
-        has, called = labels == 1, (predictions > 0.5) & known
-        support, num_called, right = has.sum(0), called.sum(0), (has & called).sum(0)
-    else:
-        true, called = labels[known], predictions.argmax(-1)[known]
-        counted = (true, called, true[true == called])
-        support, num_called, right = (np.bincount(one, minlength=kind.num_outputs) for one in counted)
-    found = {}
-    for name, num, of_called, hits in zip(kind.names, support.tolist(), num_called.tolist(), right.tolist()):
-        shares = {"precision": (hits, of_called), "recall": (hits, num), "f1": (2 * hits, num + of_called)}
-        found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
-    return found
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from ..data.arguments import DataArguments
 from ..data.demo import make_demo_encoders
 from ..evaluation.row_metrics import RowMetrics
 from ..hardware import Hardware
-from ..labels import ONE_NUMBER, LabelKind, TaskName
+from ..labels import LabelKind, Number
 from ..memory.forecast import affinity_batch
 from ..models.affinity import AffinityModel
 from ..models.configuration import build_config
@@ -26,6 +26,7 @@ from ..models.encoders import build_encoder
 from ..plan import Plan
 from ..speedups.lora import lora_settings
 from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
+from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import (
     build_collator,
@@ -43,7 +44,9 @@ from .scoring import read_requirements
 EMBEDDING_BYTES, STATE_BYTES = 4, 2  # of a number on disk: of a sequence's embedding, and of a residue's
 
 
-def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, hardware: Hardware) -> Sketch:
+def sketch_run(
+    given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
+) -> Sketch:
     """Reads rows and configurations as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:
@@ -59,7 +62,7 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
             table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
         sketch.notes += filter(None, [settle_encoders(given, args, hardware)])
         loaded = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table))
-        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, ONE_NUMBER)
+        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, Number())
         model = sketch.attempt("model", lambda: _build(given, data_args, args, kind))
         sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, kind, splits.get("validation")))
         if model is None:
@@ -85,7 +88,9 @@ def sketch_run(given: AffinityArguments, data_args: DataArguments, args: Any, ha
     return sketch
 
 
-def _build(given: AffinityArguments, data_args: DataArguments, args: Any, kind: LabelKind) -> AffinityModel:
+def _build(
+    given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
+) -> AffinityModel:
     given.tower_training, args.use_peft = settle_training(given, args.use_peft)
     specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
     with torch.device("meta"):
@@ -93,7 +98,12 @@ def _build(given: AffinityArguments, data_args: DataArguments, args: Any, kind: 
 
 
 def _load(
-    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, scratch: str, table: Any
+    sketch: Sketch,
+    given: AffinityArguments,
+    data_args: DataArguments,
+    args: FastTrainingArguments,
+    scratch: str,
+    table: Any,
 ) -> Any:
     if not sketch.is_read(data_args.dataset_name):
         return None
@@ -105,7 +115,12 @@ def _load(
 
 
 def _read_measure(
-    sketch: Sketch, given: AffinityArguments, data_args: DataArguments, args: Any, kind: LabelKind, validation: Any
+    sketch: Sketch,
+    given: AffinityArguments,
+    data_args: DataArguments,
+    args: FastTrainingArguments,
+    kind: LabelKind,
+    validation: Any,
 ) -> None:
     settle_measure(args, given.loss, kind)
     metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
@@ -136,9 +151,8 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
     runs while it trains, the head is counted once per row.
     """
     made, is_cached, kind = copy.deepcopy(model), plan.applied("embedding_cache"), model.config.kind
-    if kind.per_residue:
-        kind = replace(kind, task=cast(TaskName, kind.task.removeprefix("residue_")))
-        made.config.label_kind = kind.state()
+    kind = kind.of_rows
+    made.config.label_kind = kind.stored
     for index, spec in enumerate(made.config.encoder_specs):
         if str(index) not in made.encoders and not is_cached:
             with torch.device("meta"):

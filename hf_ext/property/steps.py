@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from transformers.trainer_utils import TrainOutput
+
 from ..arguments.training_fields import LoraArguments
 from ..data.batches.tokenization import check_inputs
 from ..data.demo import make_demo_encoders
@@ -138,7 +140,7 @@ def beside_stock(run: Run, model: Any, collator: Any) -> AbstractContextManager[
     return predicting(model, collator, args)
 
 
-def train(run: Run, trainer: Any, data: AffinityData) -> Any:
+def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
     trained, predicted = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint), None
     if run.model_args.stock_trainer:
@@ -152,7 +154,7 @@ def train(run: Run, trainer: Any, data: AffinityData) -> Any:
     return trained
 
 
-def score(run: Run, trainer: Any, trained: Any, data: AffinityData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityData) -> dict[str, Any]:
     """Scores the test split; writes `predictions.csv`."""
     splits, units = data.splits, data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
@@ -160,7 +162,7 @@ def score(run: Run, trainer: Any, trained: Any, data: AffinityData) -> dict[str,
     with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:
         test = score_split(scorer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
     intervals = None
-    if test.kind.is_one_number:
+    if not test.kind.why_no_intervals:
         stored = trainer.model.config.prediction_intervals
         intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], units)
         test.notes.extend(intervals["notes"])

@@ -10,6 +10,7 @@ from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
     from ..tasks.running import Run
+    from ..trainer import FastTrainer
 
 
 class AffinityTask(Task):
@@ -42,7 +43,7 @@ class AffinityTask(Task):
         "logging_strategy": "epoch",
     }
 
-    def train(self, run: Run, trainer: Any, data: Any) -> Any:
+    def train(self, run: Run, trainer: FastTrainer, data: Any) -> Any:
         """Trains the head, or several that are mixed, and fits intervals of numbers and probabilities of classes."""
         return self._find("steps", "train")(run, trainer, data)
 

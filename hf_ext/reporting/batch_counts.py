@@ -104,7 +104,7 @@ class BatchCounter:
         flops = per_token * tokens + per_pair * pairs.to(dtype)
         return torch.stack([residues, tokens, torch.full_like(tokens, ids.numel()), flops])
 
-    def _real_tokens(self, ids: torch.Tensor, mask: Any) -> torch.Tensor:
+    def _real_tokens(self, ids: torch.Tensor, mask: object) -> torch.Tensor:
         if torch.is_tensor(mask) and mask.shape == ids.shape:
             return mask.bool()
         return torch.ones_like(ids, dtype=torch.bool) if self._pad_token_id is None else ids != self._pad_token_id
@@ -131,7 +131,7 @@ def _encoder_of(model: Any, name: str) -> nn.Module:
     return model.encoders[index]
 
 
-def _writes_labels(model: nn.Module, labels: Any) -> bool:
+def _writes_labels(model: nn.Module, labels: object) -> bool:
     """Whether labels are tokens that an encoder-decoder writes, beside those that it reads."""
     is_written = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return bool(is_written) and torch.is_tensor(labels) and labels.dim() == 2 and not labels.is_floating_point()

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import DataError
 from ..files import replacing
+from ..labels import LabelKind
 from ..text.units import is_finite, less_is_better
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ def _name_curve(key: str, metric: str) -> str:
     return {"": "validation", "full": "all rows"}.get(dataset, dataset)
 
 
-def curve_chart(metric: str, curves: Curves, best: Any = None) -> Chart:
+def curve_chart(metric: str, curves: Curves, best: object = None) -> Chart:
     """Curves of one metric over steps, the best value of each evaluation named.
 
     Args:
@@ -230,9 +232,9 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
     return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
 
 
-def is_drawn(kind: Mapping[str, Any]) -> bool:
-    """Whether a `LabelKind.state()` is of classes that are few enough for `confusion_chart`."""
-    return kind["task"] == "classification" and len(kind["names"]) <= MAX_DRAWN_CLASSES
+def is_drawn(kind: LabelKind) -> bool:
+    """Says whether there are classes that are few enough for `confusion_chart`."""
+    return kind.chart == "confusion" and len(kind.names) <= MAX_DRAWN_CLASSES
 
 
 def confusion_chart(measured: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> Chart:
@@ -292,8 +294,8 @@ def plot_loss(log_history: Log, path: str | os.PathLike[str]) -> Path:
 
 
 def plot_scatter(
-    predictions: Any,
-    references: Any,
+    predictions: ArrayLike,
+    references: ArrayLike,
     path: str | os.PathLike[str],
     title: str = "",
     score_text: str = "",

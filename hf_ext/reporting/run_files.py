@@ -153,7 +153,7 @@ def hide_folders(text: str) -> str:
     return _ABSOLUTE_PATH.sub(r".../\1", text)
 
 
-def is_hub_id(name: Any, revision: Any = None) -> bool:
+def is_hub_id(name: object, revision: object = None) -> bool:
     """Whether `name` is OWNER/NAME on the Hub and not a file or folder here. A commit beside it proves the Hub."""
     if not isinstance(name, str) or not name:
         return False
@@ -175,7 +175,7 @@ def show_source(name: Any, revision: Any = None) -> str:
     return f"{name}, revision {revision[:12]}" if revision else f"{name}, not pinned"
 
 
-def show_argument(name: str, value: Any) -> str:
+def show_argument(name: str, value: object) -> str:
     """An argument's value on one line; of local paths the last part."""
     if isinstance(value, list | tuple):
         return " ".join(show_argument(name, item) for item in value) or "(none)"

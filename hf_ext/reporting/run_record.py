@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from ..arguments.names import is_secret
 from ..files import write_text
@@ -46,12 +47,16 @@ class RunClockCallback(TrainerCallback):
         """Of training, evaluations and saves included, loading and scoring not."""
         return self.seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """After a resumed run has got its state back."""
         self._began = time.monotonic()
         self.num_sessions += 1
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """The time after it is not training."""
         self.seconds_before, self._began = self.seconds, None
 
@@ -67,8 +72,8 @@ class RunClockCallback(TrainerCallback):
 
 
 def record_run(
-    trainer: Any,
-    trained: Any,
+    trainer: Trainer,
+    trained: TrainOutput,
     settings: Mapping[str, Any],
     origins: Mapping[str, str],
     arguments: Sequence[str],
@@ -85,7 +90,8 @@ def record_run(
 
     Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
-    parameters = [(p.numel(), p.requires_grad) for p in trainer.model.parameters()]
+    model = trainer.model
+    parameters = [(p.numel(), p.requires_grad) for p in model.parameters()] if model is not None else []
     best = trainer.args.metric_for_best_model
     hardware = detect_hardware(trainer.args.device)
     return CommonRecord(
@@ -95,7 +101,7 @@ def record_run(
         seed=trainer.args.seed,
         trainer=f"{type(trainer).__module__}.{type(trainer).__qualname__}",
         model=ModelRecord(
-            class_=type(trainer.model).__name__,
+            class_=type(model).__name__,
             num_parameters=sum(n for n, _ in parameters),
             num_trainable=sum(n for n, trains in parameters if trains),
             own=task.get("model", {}),
@@ -114,22 +120,22 @@ def record_run(
     )
 
 
-def record_evaluations(trainer: Any) -> Evaluated:
-    """What alarmed while a `FastTrainer` trained, and what early stopping decided."""
-    decisions = trainer.stopping_decisions
+def record_evaluations(
+    decisions: Sequence[Mapping[str, Any]], alarms: Sequence[Any], patience: int | None
+) -> Evaluated:
+    """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided."""
     stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
-    patience = trainer.args.early_stopping_patience
-    return Evaluated(trainer.collapse_alarms, EarlyStopping(patience, stopped, decisions) if patience else None)
+    return Evaluated(alarms, EarlyStopping(patience, stopped, decisions) if patience else None)
 
 
-def _setting(args: Any, settings: Mapping[str, Any], name: str) -> Any:
+def _setting(args: TrainingArguments, settings: Mapping[str, Any], name: str) -> Any:
     value = settings[name] if name in settings else getattr(args, name, None)
     if name in SOURCES:
         return [absolute_if_local(item) for item in value] if isinstance(value, list) else absolute_if_local(value)
     return "<set>" if is_secret(name) and value else value
 
 
-def absolute_if_local(name: Any) -> Any:
+def absolute_if_local(name: object) -> Any:
     """The absolute path of a file or folder of this machine; anything else, a Hub id or None, as it is."""
     path = Path(name).expanduser() if isinstance(name, str) and name else None
     return os.path.abspath(path) if path and path.exists() else name
@@ -160,7 +166,7 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _costs(trainer: Any, metrics: Mapping[str, Any]) -> Costs:
+def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> Costs:
     """Seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
@@ -179,12 +185,12 @@ def _costs(trainer: Any, metrics: Mapping[str, Any]) -> Costs:
     )
 
 
-def write_json(path: Path, record: Any) -> None:
+def write_json(path: Path, record: object) -> None:
     """Writes `record` whole or not at all, as strict JSON, which has no NaN and no infinity: those become null."""
     write_text(path, json.dumps(_strict(record), indent=2, default=str) + "\n")
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _strict(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..labels import kind_from_state
 from ..text import units
 from ..text.units import is_finite
 from .charts import confusion_chart, is_drawn, scatter_chart
@@ -140,12 +141,12 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
     record = run.record
     if checked := record.requirements:
         blocks.append(Table(REQUIRED_HEADERS, required_rows(checked), "Required of the final scores (--require)."))
-    kind = record.label_kind
+    kind = kind_from_state(record.label_kind)
     charts = []
-    if run.predictions and not kind:
+    if run.predictions and kind.chart == "scatter":
         charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, record.label_name))
     elif run.predictions and is_drawn(kind):
-        charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind["names"]))
+        charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind.names))
     if drawn := [chart for chart in charts if chart]:
         blocks.append(Figures(drawn, run.image("scatter.png") or run.image("confusion.png")))
     if record.advice:

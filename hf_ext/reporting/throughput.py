@@ -24,7 +24,7 @@ import psutil
 import torch
 from accelerate.utils import gather
 from torch import nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..files import write_text
 from ..hardware import Hardware, detect_hardware
@@ -93,9 +93,11 @@ class ThroughputCallback(TrainerCallback):
         self.device: Any = None
         self._clock = clock
         self._counter: Any = None  # but while a run trains
-        self._extended: Any = None
+        self._extended: object = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Starts afresh: a Trainer that retries with a smaller batch begins again."""
         model: Any = self.model if self.model is not None else kwargs["model"]
         if self._counter is not None:
@@ -109,10 +111,14 @@ class ThroughputCallback(TrainerCallback):
         self._begun = self._measured_since = self._free = self._clock()
         self._num_measured = 0
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self._begun = self._clock()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Adds the step's times to those since the last log."""
         if self._left_to_warm_up:
             self._left_to_warm_up -= 1
@@ -127,23 +133,34 @@ class ThroughputCallback(TrainerCallback):
             self._window[:3] += 1, end - self._free, self._begun - self._free
         self.resume()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.resume()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.resume()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Any = None,
+        **kwargs: object,
+    ) -> None:
         """Adds to the logs, unless `extend_logs` did before."""
         if logs is not self._extended and state.log_history:
             state.log_history[-1].update(self.extend_logs(logs, args, state))
         self._extended = None
         self.resume()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Writes `throughput.json` and stops watching the model."""
         if self.writes_file and state.is_world_process_zero:
-            path = Path(args.output_dir) / FILE_NAME
+            path = Path(str(args.output_dir)) / FILE_NAME
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps(to_json(self.summarize(state)), indent=1) + "\n")
@@ -156,7 +173,7 @@ class ThroughputCallback(TrainerCallback):
         """Says that evaluation, saving or logging is over and the loop goes on."""
         self._free = self._clock()
 
-    def extend_logs(self, logs: dict[str, Any], args: Any, state: Any) -> dict[str, float]:
+    def extend_logs(self, logs: dict[str, Any], args: TrainingArguments, state: TrainerState) -> dict[str, float]:
         """Adds this callback's values to a training log or to the final metrics; returns what it added.
 
         Evaluation's logs stay as they are. All processes must call it, as it gathers from all of them.
@@ -176,7 +193,7 @@ class ThroughputCallback(TrainerCallback):
         logs.update(added)
         return added
 
-    def live(self, args: Any, state: Any) -> dict[str, float]:
+    def live(self, args: TrainingArguments, state: TrainerState) -> dict[str, float]:
         """Rates since the last log, for a line that is shown while it trains; {} in the warm-up.
 
         `batches_per_s` (passes through the model, of one process), `hours_left`, and the rates of the logs. Waits for
@@ -189,7 +206,7 @@ class ThroughputCallback(TrainerCallback):
         batches = sums[0] * args.gradient_accumulation_steps / sums[1]
         return {"batches_per_s": batches, **self._rates(sums), **self._hours_left(state)}
 
-    def summarize(self, state: Any) -> Throughput:
+    def summarize(self, state: TrainerState) -> Throughput:
         """What `throughput.json` holds."""
         return Throughput(
             unit=self._counter.unit,
@@ -213,7 +230,7 @@ class ThroughputCallback(TrainerCallback):
         if not self._left_to_warm_up:
             self._window[3:] += self._counter.take().cpu().double().numpy()
 
-    def _gather(self, args: Any) -> np.ndarray:
+    def _gather(self, args: TrainingArguments) -> np.ndarray:
         """What all processes did since the last call; the one place where they wait for each other."""
         self._read()
         if args.device.type == "cuda" and self._window[0]:  # whose steps may have been under way when the loop went on
@@ -244,14 +261,14 @@ class ThroughputCallback(TrainerCallback):
             rates["mfu"] = self.device.mfu(of["flops"] / seconds)
         return rates
 
-    def _hours_left(self, state: Any) -> dict[str, float]:
+    def _hours_left(self, state: TrainerState) -> dict[str, float]:
         if not self._num_measured:
             return {}
         wall_per_step = (self._clock() - self._measured_since) / self._num_measured
         return {"hours_left": (state.max_steps - state.global_step) * wall_per_step / 3600}
 
 
-def _compute_dtype(args: Any, model: nn.Module) -> str:
+def _compute_dtype(args: TrainingArguments, model: nn.Module) -> str:
     """What the matrix products of this run are computed in: a key of `Hardware.peak_tflops`."""
     if args.bf16 or args.fp16:
         return "bf16" if args.bf16 else "fp16"

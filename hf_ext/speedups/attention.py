@@ -67,7 +67,7 @@ class Attention(Speedup):
         """
         kernel, asked = decision.settings["kernel"], decision.settings["asked"]
         if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
-            return skipped("somebody may read the scores of the model's eager attention, which no other puts out")
+            return skipped("scores of the model's eager attention may be read, and no other kernel returns them")
         swap, undo = swaps(run.model, kernel)
         found = parity.prove(run, partial(swap, run.model))
         if found and found.problem:

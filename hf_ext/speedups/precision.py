@@ -187,7 +187,7 @@ _HELD_THREADS = Held(torch.get_num_threads, torch.set_num_threads)
 
 
 class CpuThreads(Speedup):
-    """One thread for each core that this process may use, where nobody said how many.
+    """One thread for each core that this process may use, where no number was given.
 
     Class N: sums over several threads may differ in their last bits. Effect: products of matrices run on several cores.
     `accelerate launch` gives a process one thread where no configuration names a CPU (`accelerate/commands/launch.py`,

@@ -18,8 +18,11 @@ from ..startup import quick_imports
 from ..training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
+    from transformers.trainer_utils import TrainOutput
+
     from ..hardware import Hardware
     from ..reporting.page import Page
+    from ..trainer import FastTrainer
     from .running import Run
     from .sketch import Sketch
 
@@ -109,16 +112,16 @@ class Task:
         """What Trainer takes, by name: `model`, `data_collator`, `train_dataset`, `eval_dataset` and so on."""
         return self._find("steps", "build")(run, data)
 
-    def train(self, run: Run, trainer: Any, data: Any) -> Any:
+    def train(self, run: Run, trainer: FastTrainer, data: Any) -> TrainOutput:
         """Trains, from a checkpoint where there is one; returns what `trainer.train` does, with its `metrics`."""
         return trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
 
-    def save(self, run: Run, trainer: Any) -> None:
+    def save(self, run: Run, trainer: FastTrainer) -> None:
         """Saves the model and the Trainer's state into the output folder."""
         trainer.save_model()
         trainer.save_state()
 
-    def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
+    def score(self, run: Run, trainer: FastTrainer, trained: TrainOutput, data: Any) -> dict[str, Any]:
         """Scores the trained model on held-out rows, beside baselines, and says so in the log.
 
         Returns:
@@ -138,7 +141,7 @@ class Task:
 
         return self._find("describing", "describe")(from_json(RunRecord, results))
 
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
+    def sketch(self, arguments: Sequence[Any], args: FastTrainingArguments, hardware: Hardware) -> Sketch:
         """What a run would read, hold and compute; nothing is trained, downloaded or written.
 
         Args:

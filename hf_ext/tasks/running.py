@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from transformers import Trainer, TrainingArguments, set_seed
+from transformers.trainer_utils import TrainOutput
 
 from ..arguments.parser import FastArgumentParser
 from ..checkpoints.run_lock import run_folder
@@ -26,7 +28,7 @@ from ..reporting.run_record import absolute_if_local, record_evaluations, record
 from ..reporting.throughput import ThroughputCallback
 from ..text.progress import start_run_log
 from ..trainer import FastTrainer
-from ..training_args import OWN_FIELDS, evaluates_apart
+from ..training_args import OWN_FIELDS, FastTrainingArguments, evaluates_apart
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ class Run:
         self.log.info("\n%s\n", trainer.plan.table())
         return trainer
 
-    def finish(self, trainer: Any, trained: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, trainer: FastTrainer, trained: TrainOutput, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes results, report and card into the output folder, pushes where that was asked for, ends the trainer.
 
         Args:
@@ -132,10 +134,13 @@ class Run:
         raise_failed(describe_failed(required), f"Model and report are whole, in {self.args.output_dir}.")
         return results
 
-    def _save_results(self, trainer: Any, trained: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _save_results(self, trainer: FastTrainer, trained: TrainOutput, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
         settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
-        evaluations = to_json(record_evaluations(trainer)) if hasattr(trainer, "stopping_decisions") else {}
+        evaluations = {}
+        if isinstance(trainer, FastTrainer):
+            patience = trainer.args.early_stopping_patience
+            evaluations = to_json(record_evaluations(trainer.stopping_decisions, trainer.collapse_alarms, patience))
         of_task = {**evaluations, "task": self.task.name, **facts}
         record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task)
         results = to_json(record)
@@ -148,7 +153,7 @@ class Run:
         return results
 
 
-def build_stock_trainer(args: Any, explicit: frozenset[str], **parts: Any) -> Trainer:
+def build_stock_trainer(args: FastTrainingArguments, explicit: frozenset[str], **parts: Any) -> Trainer:
     """`transformers.Trainer` itself on the same data, masks and seed, with its throughput measured.
 
     Args:
@@ -169,7 +174,7 @@ def build_stock_trainer(args: Any, explicit: frozenset[str], **parts: Any) -> Tr
     return Trainer(args=plain, callbacks=callbacks, **parts)
 
 
-def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> TrainingArguments:
+def stock_arguments(args: FastTrainingArguments, explicit: frozenset[str], **changed: object) -> TrainingArguments:
     """`args` as plain `TrainingArguments`, for the stock Trainer.
 
     Args:
@@ -191,7 +196,7 @@ def stock_arguments(args: Any, explicit: frozenset[str], **changed: Any) -> Trai
     return TrainingArguments(**{**values, "use_cpu": args.device.type == "cpu", **changed})
 
 
-def check_scored(values: Any, split: str) -> None:
+def check_scored(values: ArrayLike, split: str) -> None:
     """Refuses to score predictions that are no numbers, as of a model that diverged under stock Trainer.
 
     Args:

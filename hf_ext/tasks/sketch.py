@@ -33,6 +33,7 @@ from ..plan import Plan
 from ..reporting.batch_counts import flops_coefficients
 from ..speedups.lora import lora_settings
 from ..speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
+from ..training_args import FastTrainingArguments
 
 Level = Literal["stops", "warns"]
 Span = tuple[float, float]  # from the least to the most
@@ -261,12 +262,12 @@ class Sketch:
 
         return (self.attempt("inputs", check) if splits else None) or {}
 
-    def check_stream(self, lengths: RowLengths, args: Any) -> None:
+    def check_stream(self, lengths: RowLengths, args: FastTrainingArguments) -> None:
         """A stream needs a number of steps."""
         if lengths.is_stream and args.max_steps <= 0:
             self.stop("stream", "a stream has no length, so when training ends is not known", "--max_steps N")
 
-    def settle_stock(self, given: Any, args: Any) -> Any:
+    def settle_stock(self, given: Any, args: FastTrainingArguments) -> Any:
         """`args` as a run with `--stock_trainer` has them, where that was asked for."""
         if not given.stock_trainer:
             return args
@@ -326,7 +327,7 @@ def _make_layer(config: dict[str, Any], length: int, device: str, num: int) -> S
     return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, num_timed / config[layers])
 
 
-def with_adapters(model: Any, args: Any, plan: Plan) -> Any:
+def with_adapters(model: nn.Module, args: FastTrainingArguments, plan: Plan) -> Any:
     """A copy of a model on the meta device, with the adapters that the plan gives it."""
     made = copy.deepcopy(model)
     with torch.device("meta"):

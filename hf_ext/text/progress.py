@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import is_in_notebook
 from transformers.utils.logging import disable_progress_bar
@@ -43,14 +43,16 @@ class LiveProgress(ProgressCallback):
     Where nobody watches, the lines alone.
     """
 
-    _loader: Any = None
+    _loader: object = None
 
     @property
     def has_bar(self) -> bool:
         """Whether there is a bar that can be seen."""
         return self.training_bar is not None and not self.training_bar.disable
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """A resumed run's bar begins where the run is."""
         self.current_step = state.global_step
         if state.is_world_process_zero:
@@ -58,7 +60,12 @@ class LiveProgress(ProgressCallback):
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, **look)
 
     def on_prediction_step(
-        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: object = None,
+        **kwargs: object,
     ) -> None:
         """Rows of another loader, such as those outside a subset, get a bar of their own."""
         if self.prediction_bar is not None and eval_dataloader is not self._loader:
@@ -68,7 +75,14 @@ class LiveProgress(ProgressCallback):
         if is_watched():
             super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Logs | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Logs | None = None,
+        **kwargs: object,
+    ) -> None:
         """A line for an evaluation."""
         metrics = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
         if self.training_bar is not None and metrics:
@@ -80,7 +94,9 @@ class LiveProgress(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(text)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Also closes the bar of an evaluation that was given up, or of rows that were looked at after it."""
         super().on_evaluate(args, state, control, **kwargs)
         super().on_train_end(args, state, control, **kwargs)
@@ -103,7 +119,7 @@ def messages_above_bars(callbacks: list[TrainerCallback]) -> AbstractContextMana
     return logging_redirect_tqdm([LOGGER]) if has_bar and prints else nullcontext()
 
 
-def describe_training(numbers: Logs, args: Any, state: Any) -> str:
+def describe_training(numbers: Logs, args: TrainingArguments, state: TrainerState) -> str:
     """How the training goes, in a line: of logs and live rates what is known."""
     parts = [f"loss {numbers['loss']:.4g}"] if "loss" in numbers else []
     parts += [f"lr {numbers['learning_rate']:.3g}"] if "learning_rate" in numbers else []
@@ -132,7 +148,7 @@ def describe_metrics(metrics: Logs, chosen_by: str | None = None) -> str:
     return ", ".join(f"{name} {_value(shown[name])}" for name in named)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return "undefined" if math.isnan(value) else f"{value:.4g}"

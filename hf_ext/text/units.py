@@ -54,7 +54,7 @@ def less_is_better(metric: str) -> bool:
     return metric.endswith(ERRORS)
 
 
-def is_finite(value: Any) -> TypeGuard[float]:
+def is_finite(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number; booleans are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -92,7 +92,7 @@ def rounded(value: float | None) -> str:
     return f"{value:,.0f}" if is_finite(value) and abs(value) >= 100 else _measured(value, "{:.3g}")
 
 
-def seconds(value: Any) -> str:
+def seconds(value: object) -> str:
     """0.34 s; 34.2 s; 12 min 30 s; 3 h 12 min; 2 d 4 h."""
     for size, unit, smaller_size, smaller in _TIMES:
         if is_finite(value) and value >= size:
@@ -113,12 +113,12 @@ def estimated(value: float) -> str:
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
-def share(value: Any) -> str:
+def share(value: object) -> str:
     """12.3 %."""
     return _measured(value, "{:.3g} %", 100)
 
 
-def gib(value: Any) -> str:
+def gib(value: object) -> str:
     """1.25 GiB, of a number of GiB."""
     return _measured(value, "{:.3g} GiB")
 
@@ -133,17 +133,17 @@ def storage(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e6:.2f} MB"
 
 
-def rate(value: Any, unit: str) -> str:
+def rate(value: object, unit: str) -> str:
     """187,770 residues / s."""
     return f"{value:,.0f} {unit} / s" if is_finite(value) and value >= 100 else number(value, f"{unit} / s")
 
 
-def factor(value: Any) -> str:
+def factor(value: object) -> str:
     """2.50x."""
     return _measured(value, "{:.2f}x")
 
 
-def score(entry: Any) -> str:
+def score(entry: object) -> str:
     """A score with its interval: 0.877 [0.850, 0.901]; "undefined" where it has no value; a number as `number`."""
     if not isinstance(entry, Mapping) or not entry:
         return number(None if isinstance(entry, Mapping) else entry)
@@ -168,5 +168,5 @@ def capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _measured(value: Any, form: str, times: float = 1) -> str:
+def _measured(value: object, form: str, times: float = 1) -> str:
     return form.format(times * value) if is_finite(value) else NOT_MEASURED

@@ -14,12 +14,14 @@ from accelerate.utils import broadcast, convert_outputs_to_fp32, get_mixed_preci
 from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
+from transformers import TrainingArguments
 
 from ..checkpoints.retention import Sizes
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
 from ..models.blocks import block_classes, exact_modules, find_blocks
+from ..plan import Plan
 from ..processes.sharding import (
     num_elements,
     offload_device,
@@ -28,7 +30,9 @@ from ..processes.sharding import (
     splits_weights,
     zero_stage,
 )
+from .host import Host
 
+Loss = torch.Tensor | tuple[torch.Tensor, Any]  # with what the model returned
 RANK_BYTES = 2**18  # of DeepSpeed's files: pickled names and settings, per process
 
 
@@ -43,8 +47,9 @@ class Backend:
     is_zero = False
     has_own_loss_scale = False
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, plan: Plan):
         self._trainer = trainer
+        self._plan = plan
 
     @property
     def is_spread(self) -> bool:
@@ -62,39 +67,41 @@ class Backend:
 
     def configure(self) -> None:
         """Sets what Trainer has no argument for, in the Accelerator at hand, before that wraps a model."""
-        if self._trainer._ext_planned.applied("ddp"):
+        if self._plan.applied("ddp"):
             self._trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
 
     def begin_preparing(self) -> None:
-        """Before there is an optimizer, and accelerate wraps it and the model for training."""
+        """Prepares for training, before there is an optimizer and accelerate wraps it and the model."""
         self.configure()  # each trial of a search has an Accelerator of its own
 
     # --- computing --------------------------------------------------------------------------------------------------
 
-    def carry_not_finite(self, loss: Any, is_training: bool) -> Any:
-        """A training loss whose gradients are not finite either, if it is not."""
+    def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
+        """Returns a training loss whose gradients are not finite either, if it is not."""
         return loss
 
-    def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
-        """Model and optimizer as accelerate prepares them, where evaluating needs that and training has not begun."""
+    def prepare_to_evaluate(
+        self, model: nn.Module, make_optimizer: Callable[[], Optimizer]
+    ) -> tuple[nn.Module, Optimizer] | None:
+        """Returns model and optimizer as accelerate prepares them, where evaluating before training needs that."""
         return None
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Around an evaluation of the model."""
+        """Wraps an evaluation of the model."""
         return nullcontext()
 
     def encoding(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Encoders can be called by themselves in here, by all processes equally often."""
+        """Lets encoders be called by themselves inside, by all processes equally often."""
         return nullcontext()
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """The whole state dict, gathered; None where the model at hand has it. All processes call it."""
+        """Returns the whole state dict, gathered; None where the model at hand has it. All processes call it."""
         return self._trainer.accelerator.get_state_dict(self._trainer.model) if self.is_spread else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
-        """Upper bounds of what one checkpoint takes, `small_bytes` of it for what is neither weights nor optimizer.
+        """Bounds what one checkpoint takes from above, `small_bytes` of it for what is neither weights nor optimizer.
 
         None where the files are ours, and their writers can be asked.
         """
@@ -142,7 +149,7 @@ class DeepSpeed(Backend):
                 config.get(name, {})["enabled"] = False
             config["torch_autocast"] = {"enabled": True, "dtype": half}
             plugin.hf_ds_config._dtype = torch.float32
-            trainer.plan.record("precision", weights="float32", products=half)
+            self._plan.record("precision", weights="float32", products=half)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -151,8 +158,8 @@ class DeepSpeed(Backend):
         """In float16, where DeepSpeed ends a run at its lowest scale itself."""
         return bool(self._trainer.args.fp16)
 
-    def carry_not_finite(self, loss: Any, is_training: bool) -> Any:
-        """A training loss whose gradients are not finite either, if it is not."""
+    def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
+        """Returns a training loss whose gradients are not finite either, if it is not."""
         if not is_training or not isinstance(loss, torch.Tensor):
             return loss
         return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
@@ -160,12 +167,12 @@ class DeepSpeed(Backend):
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """Gathered under ZeRO-3; else the model at hand is whole, with tied weights once."""
+        """Gathers under ZeRO-3; else the model at hand is whole, with tied weights once."""
         splits = splits_weights(self._trainer.args)
         return self._trainer.accelerator.get_state_dict(self._trainer.deepspeed) if splits else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
-        """Upper bounds of what one checkpoint takes."""
+        """Returns upper bounds of what one checkpoint takes."""
         args = self._trainer.args
         parameters = [(num_elements(p), p.element_size(), p.requires_grad) for p in model.parameters()]
         weights = sum(number * size for number, size, _ in parameters)
@@ -175,7 +182,7 @@ class DeepSpeed(Backend):
         return Sizes(weights + 2**16, zero, small_bytes)
 
 
-def check_given(args: Any, optimizers: Iterable[Any]) -> None:
+def check_given(args: TrainingArguments, optimizers: Iterable[Any]) -> None:
     """Raises ArgumentError for an optimizer or schedule that is no name, under DeepSpeed."""
     if args.deepspeed_plugin is not None and any(given is not None for given in optimizers):
         raise ArgumentError(
@@ -184,7 +191,7 @@ def check_given(args: Any, optimizers: Iterable[Any]) -> None:
         )
 
 
-def check_optimizer(args: Any, optimizer: Any) -> None:
+def check_optimizer(args: TrainingArguments, optimizer: Optimizer) -> None:
     """Raises ArgumentError for one that accelerate would silently replace: see `speedups/sharding.py`."""
     is_prepared = isinstance(optimizer, DeepSpeedOptimizerWrapper | DummyOptim)  # DeepSpeed made it, or will
     if replaces_optimizer(args) and type(optimizer) is not AdamW and not is_prepared:
@@ -233,7 +240,7 @@ class Fsdp2(Backend):
                 output_dtype=None,
                 cast_forward_inputs=False,
             )
-            self._trainer.plan.record("sharding", gradients_summed_in="float32")
+            self._plan.record("sharding", gradients_summed_in="float32")
 
     # --- splitting --------------------------------------------------------------------------------------------------
 
@@ -249,27 +256,29 @@ class Fsdp2(Backend):
         # Before there is an optimizer, which takes the weights that train.
         prepare = self._keep_prepared if is_split else partial(self._split, self._ready(model))
 
-        def prepare_once(*parts: Any) -> Any:
+        def prepare_once(*parts: Any) -> object:
             del self._accelerator.prepare
             return prepare(*parts)
 
         self._accelerator.prepare = prepare_once
 
-    def prepare_to_evaluate(self, model: nn.Module, make_optimizer: Callable[[], Any]) -> tuple[nn.Module, Any] | None:
+    def prepare_to_evaluate(
+        self, model: nn.Module, make_optimizer: Callable[[], Optimizer]
+    ) -> tuple[nn.Module, Optimizer] | None:
         """Splits a model that is whole still."""
         if isinstance(model, FSDPModule):
             return None
         exact = self._ready(model)
         return self._split(exact, model, make_optimizer())
 
-    def _keep_prepared(self, *prepared: Any) -> tuple[Any, ...]:
-        """What `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
+    def _keep_prepared(self, *prepared: object) -> tuple[object, ...]:
+        """Records what `Accelerator.prepare` notes of model and optimizer; Trainer has just made it forget them."""
         self._accelerator._models += [part for part in prepared if isinstance(part, FSDPModule)]
         self._accelerator._optimizers += [part for part in prepared if isinstance(part, AcceleratedOptimizer)]
         return prepared
 
-    def _split(self, exact: list[nn.Module], whole: Any, optimizer: Any) -> tuple[Any, Any]:
-        """`Accelerator.prepare`, and what it leaves undone: `exact`, and autocast."""
+    def _split(self, exact: list[nn.Module], whole: Any, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Calls `Accelerator.prepare`, and does what it leaves undone: `exact`, and autocast."""
         # Accelerate 1.15 would make a piece of the embeddings, and so part BERT's output bias from the name it is tied
         # to, which torch refuses. Residues are few: their embeddings can stay in the model's own piece.
         whole.get_input_embeddings = whole.get_output_embeddings = lambda: None
@@ -288,7 +297,7 @@ class Fsdp2(Backend):
         return model, optimizer
 
     def _ready(self, model: nn.Module) -> list[nn.Module]:
-        """The same weights everywhere, and what accelerate is to split; returns what it has to leave for afterwards."""
+        """Gives all processes the same weights, and accelerate what to split; returns what it leaves for afterwards."""
         self._take_weights_of_first(model)
         args = self._trainer.args
         given = read_fsdp2(args)
@@ -299,7 +308,7 @@ class Fsdp2(Backend):
             self._plugin.ignored_modules = exact or None
         apart = {part for module in exact for part in module.modules()}
         present = {type(module).__name__ for module in model.modules() if module not in apart}
-        # Not those of the plan: frozen encoders were loaded since, or let go by the embedding cache.
+        # Not those of the plan: frozen encoders were loaded since, or released by the embedding cache.
         names = block_classes(model) if asked is None else asked
         self._plugin.transformer_cls_names_to_wrap = [name for name in names if name in present]
         return exact
@@ -356,7 +365,7 @@ class Fsdp2(Backend):
             model.reshard()
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
-        """The whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
+        """Returns the whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
 
         On the main process and in main memory; the others get nothing. A tensor that several names share is there once.
         Accelerate does it, so DTensors, offloaded ones and activation checkpointing's names are its affair; the same
@@ -367,8 +376,8 @@ class Fsdp2(Backend):
         return {name: tensor for name, tensor in self._accelerator.get_state_dict(model).items() if name not in tied}
 
 
-def choose_backend(trainer: Any) -> Backend:
-    """The one that fits what accelerate made of the launch and of the trainer's arguments."""
+def choose_backend(trainer: Host, plan: Plan) -> Backend:
+    """Returns the backend that fits what accelerate made of the launch and of the trainer's arguments."""
     if trainer.is_deepspeed_enabled:
-        return DeepSpeed(trainer)
-    return (Fsdp2 if trainer.accelerator.is_fsdp2 else Backend)(trainer)
+        return DeepSpeed(trainer, plan)
+    return (Fsdp2 if trainer.accelerator.is_fsdp2 else Backend)(trainer, plan)

@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..arguments.checks import check_choices
 from ..arguments.names import name_nearest
 from ..data.columns import has_numbered_rows
 from ..errors import ArgumentError, DataError
+from ..training_args import FastTrainingArguments
+from .backends import Backend
+from .host import Host, name_evaluation_sets
+from .losses import Losses
 from .overrides import EVALUATION, find_override
 
 MIN_ROWS = 4  # of which nothing is known, for an error: one may be odd
@@ -35,18 +39,22 @@ class Checks(TrainerCallback):
         ArgumentError: weights train in float16 under a loss scale; evaluations cannot give `metric_for_best_model`.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, backend: Backend, losses: Losses):
         self._trainer = trainer
+        self._backend = backend
+        self._losses = losses
         self._has_seen = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Model and optimizer are ready, and nobody has begun to count."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Checks weights and the best metric's name, once model and optimizer are prepared."""
         trainer = self._trainer
-        if not trainer._ext_backend.is_spread:  # DeepSpeed keeps float32 of its own
+        if not self._backend.is_spread:  # DeepSpeed keeps float32 of its own
             check_weights(trainer.model, getattr(trainer.accelerator, "scaler", None) is not None)
         check_best_metric(trainer)
 
-    def see(self, batch: Any) -> None:
+    def see(self, batch: object) -> None:
         """Looks whether the tokenizer, where the trainer or its collator has one, knows the text of the first batch."""
         tokenizer: Any = self._trainer.processing_class or getattr(self._trainer.data_collator, "tokenizer", None)
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -63,10 +71,12 @@ class Checks(TrainerCallback):
         if share > 0.5:
             logger.warning("%s", text)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """In the first step, names weights that a loss of the user's, or of a model from elsewhere, does not reach."""
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Names, in the first step, weights that a loss of the user's, or of a model from elsewhere, does not reach."""
         trainer = self._trainer
-        if state.global_step > 0 or trainer._ext_backend.is_spread or not trainer._ext_losses.decide().is_foreign:
+        if state.global_step > 0 or self._backend.is_spread or not self._losses.decide().is_foreign:
             return
         missing = [name for name, p in trainer.model.named_parameters() if p.requires_grad and p.grad is None]
         if missing:
@@ -75,22 +85,22 @@ class Checks(TrainerCallback):
             )
 
 
-def check_training(args: Any, rows: Any, model: Any = None) -> None:
-    """Before training, and not before an evaluation, which needs no steps.
+def check_training(args: FastTrainingArguments, rows: Any, model: nn.Module | None = None) -> None:
+    """Refuses what cannot train, before training, and not before an evaluation, which needs no steps.
 
     Args:
         args: of the trainer.
-        rows: that it will train on; None where somebody else makes its loader.
+        rows: that it will train on; None where the user's code makes its loader.
         model: that it will train.
 
     Raises:
         ArgumentError: the arguments ask for no step, or `dataloader_drop_last` leaves none; a word that is no choice
-            was assigned to one after they were built; adapters whose ranks nobody would change (AdaLoRA).
+            was assigned to one after they were built; adapters whose ranks would never change (AdaLoRA).
         DataError: there are no rows.
     """
     check_choices(args)
     if not {"activation_checkpointing", "gradient_checkpointing"} & args.explicit_fields:
-        # That of a preset, which is for any model; where somebody typed it, Trainer says that this one cannot.
+        # That of a preset, which is for any model; where the user typed it, Trainer says that this one cannot.
         can = getattr(model, "supports_gradient_checkpointing", False)
         args.activation_checkpointing = bool(args.activation_checkpointing and can)
     if has_numbered_rows(rows) and len(rows) == 0:
@@ -135,13 +145,13 @@ def check_weights(model: nn.Module, is_scaled: bool) -> None:
         logger.warning("%s", text)
 
 
-def check_best_metric(trainer: Any) -> None:
+def check_best_metric(trainer: Host) -> None:
     """Raises ArgumentError where evaluations cannot give `metric_for_best_model`, which ends a run at the first one.
 
     Of a `compute_metrics` that does not tell its `names`, any name of one of the evaluation sets may be. Not looked at:
     subclasses that evaluate their own way, and callbacks of the user's that may add metrics.
     """
-    args, sets = trainer.args, trainer._ext_eval_sets
+    args, sets = trainer.args, name_evaluation_sets(trainer.eval_dataset)
     asked = args.metric_for_best_model if args.eval_strategy != "no" else None
     hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in trainer.callback_handler.callbacks}
     if asked is None or hooks - {"hf_ext", "transformers"} or find_override(trainer, *EVALUATION):
@@ -159,6 +169,6 @@ def check_best_metric(trainer: Any) -> None:
 
 
 def _shorten(names: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Names the first of them, and how many more there are."""
     more = len(names) - NUM_NAMED
     return ", ".join(names[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

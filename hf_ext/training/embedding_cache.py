@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
@@ -23,16 +23,18 @@ import transformers
 from accelerate.utils import gather_object
 
 from ..data.columns import column_names, read_columns
-from ..data.label_tensors import stack_labels
 from ..embeddings.dataset import EmbeddedDataset, EmbeddedResidues, factorize, join_parts, make_table
 from ..embeddings.encode import SHARD_STATES, EncodingReport, encode_finite, fill_store
 from ..embeddings.store import EmbeddingStore
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
-from ..labels import LabelKind
-from ..models.affinity import in_float32
+from ..models.affinity import AffinityModel, in_float32
 from ..models.encoders import identify_encoder
 from ..models.kernels.process_settings import read_matmul_precision
+from ..processes.team import Team
+from .backends import Backend
+from .host import Host, Rows, name_evaluation_sets
+from .planned import PlannedRun
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +46,14 @@ LIVE_SAMPLE = 256  # where encoders train, and a forward pass is the cost of eac
 
 @torch.no_grad()
 def encode_sequences(
-    model: Any,
+    model: AffinityModel,
     collator: Any,
     name: str,
     sequences: Sequence[str],
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Any:
-    """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
+    """Computes embeddings of input `name` here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
     Where residues have labels, a list of the states of each sequence's, (residues, width).
 
@@ -72,6 +74,27 @@ def encode_sequences(
 Embedded = EmbeddedDataset | EmbeddedResidues
 
 
+class EmbeddingHost(Host, Protocol):
+    """What of `FastTrainer` users may override."""
+
+    model: AffinityModel
+
+    def embed_dataset(self, dataset: Rows) -> Embedded:
+        """Does what `FastTrainer`'s does."""
+
+    def embedding_key(self, name: str) -> dict[str, Any]:
+        """Does what `FastTrainer`'s does."""
+
+    def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+        """Does what `FastTrainer`'s does."""
+
+    def encode_sequences(self, name: str, sequences: Sequence[str]) -> Any:
+        """Does what `FastTrainer`'s does."""
+
+    def fit_scaling(self) -> None:
+        """Does what `FastTrainer`'s does."""
+
+
 class EmbeddingCache:
     """Replaces the frozen inputs of datasets by cached embeddings, where the plan applied `embedding_cache`.
 
@@ -79,9 +102,12 @@ class EmbeddingCache:
         is_on: whether it did.
     """
 
-    def __init__(self, trainer: Any):
-        planned = trainer._ext_planned
-        self._trainer, self.is_on = trainer, planned.applied("embedding_cache")
+    def __init__(self, trainer: EmbeddingHost, team: Team, backend: Backend, planned: PlannedRun):
+        self._trainer = trainer
+        self._team = team
+        self._backend = backend
+        self._planned = planned
+        self.is_on = planned.applied("embedding_cache")
         self._settings: Mapping[str, Any] = planned.plan["embedding_cache"].settings if self.is_on else {}
         self._embedded: dict[int, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
@@ -91,18 +117,18 @@ class EmbeddingCache:
     # --- datasets ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before training: embeds all sets while the encoders are in memory, and measures scales."""
+        """Embeds all sets before training, while the encoders are in memory, and measures scales."""
         trainer = self._trainer
         if self.is_on:
-            for dataset in (trainer.train_dataset, *trainer._ext_eval_sets.values()):
+            for dataset in (trainer.train_dataset, *name_evaluation_sets(trainer.eval_dataset).values()):
                 if hasattr(dataset, "__len__"):
                     trainer.embed_dataset(dataset)
             trainer.model.release_encoders()
         if hasattr(trainer.model, "fit_scaling") and not trainer.model.config.is_scaled:
             trainer.fit_scaling()
 
-    def embed(self, dataset: Any) -> Embedded:
-        """`dataset` with rows of embedding tables, or states of residues, for frozen inputs; encodes what is lacking.
+    def embed(self, dataset: Rows) -> Embedded:
+        """Puts rows of embedding tables, or states of residues, into `dataset` for frozen inputs; encodes the missing.
 
         The same dataset is embedded once. Cost: encoding of sequences never seen with this encoder, once per machine;
         then one pass over the columns.
@@ -114,7 +140,7 @@ class EmbeddingCache:
             self._embedded[id(dataset)] = (dataset, self._embed(dataset))
         return self._embedded[id(dataset)][1]
 
-    def _embed(self, dataset: Any) -> Embedded:
+    def _embed(self, dataset: Rows) -> Embedded:
         if self._per_residue:
             return self._embed_residues(dataset)
         trainer, optional = self._trainer, self._optional_inputs
@@ -131,7 +157,7 @@ class EmbeddingCache:
             positions, tables, self._label_columns(dataset), _only(dataset, live) if live else None, optional
         )
 
-    def _embed_residues(self, dataset: Any) -> EmbeddedResidues:
+    def _embed_residues(self, dataset: Rows) -> EmbeddedResidues:
         (name,) = self._settings["inputs"]
         sequences = [*map(join_parts, read_columns(dataset, self._trainer.data_collator.columns[name]))]
         store = self.fill(name, sequences)
@@ -140,12 +166,12 @@ class EmbeddingCache:
             labels = [label for (label,) in read_columns(dataset, ["label"])]
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
-    def _label_columns(self, dataset: Any) -> dict[str, np.ndarray]:
-        """Labels and bounds as `SequenceCollator` makes them, of sets that have them."""
+    def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
+        """Returns labels and bounds as `SequenceCollator` makes them, of sets that have them."""
         names, found = column_names(dataset), {}
         if "label" in names:
             labels = [value for (value,) in read_columns(dataset, ["label"])]
-            found["labels"] = stack_labels(self._trainer.model.config.kind, labels).numpy()
+            found["labels"] = self._trainer.model.config.kind.stack(labels).numpy()
         if "bound" in names:
             found["bounds"] = np.array([value for (value,) in read_columns(dataset, ["bound"])], np.int64)
         return found
@@ -162,7 +188,7 @@ class EmbeddingCache:
     # --- sequences --------------------------------------------------------------------------------------------------
 
     def encode(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
+        """Returns embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
 
         Where residues have labels, the states of all of them: (residues, width).
         """
@@ -175,18 +201,18 @@ class EmbeddingCache:
         encode = partial(trainer.encode_sequences, name)
         exactly = in_float32(trainer.model, name, encode)
         batches = [sequences[i : i + LIVE_BATCH] for i in range(0, len(sequences), LIVE_BATCH)]
-        with trainer._ext_backend.encoding(trainer.model):
+        with self._backend.encoding(trainer.model):
             blocks = [encode_finite(encode, exactly, batch)[0] for batch in batches]
         return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
     def key(self, name: str) -> dict[str, Any]:
-        """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
+        """Returns all that decides the value of embeddings of input `name`; how long ones are cut is known apart."""
         model, collator = self._trainer.model, self._trainer.data_collator
         tower = model.tower_of(name)
         products = "half"
         if model.encoder_dtype == torch.float32 and model.encoder_autocast is None:
             # Kept where `cpu_matmul` measured it exact; whether it pays differs from run to run.
-            is_exact = self._trainer._ext_planned.applied("cpu_matmul")
+            is_exact = self._planned.applied("cpu_matmul")
             device = torch.device(self._trainer.args.device)
             products = "float32" if is_exact else read_matmul_precision().name(device.type)
         return {
@@ -202,14 +228,14 @@ class EmbeddingCache:
         }
 
     def fill(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
-        """The store of input `name` with all `sequences` (pairs joined by `|`) in it; all processes share the work.
+        """Returns the store of input `name` with all `sequences` (pairs joined by `|`) in it; processes share the work.
 
         States of residues are stored in float16; those that it does not hold in float32.
 
         Raises:
             CacheError: what other processes stored does not arrive here; states do not fit on the disk.
         """
-        trainer, args, team = self._trainer, self._trainer.args, self._trainer._ext_team
+        trainer, args, team = self._trainer, self._trainer.args, self._team
         store, encode = self._open(name), partial(trainer.encode_sequences, name)
         exactly, shard = in_float32(trainer.model, name, encode), {}
         if self._per_residue:
@@ -256,7 +282,7 @@ class EmbeddingCache:
                 "--embedding_cache_dir a folder with more, or --without embedding_cache, which runs the encoder in "
                 "each epoch."
             )
-        if missing and self._trainer._ext_team.is_main:
+        if missing and self._team.is_main:
             logger.info("Residue states of %s, in %s.", size, store.folder)
 
     def _open(self, name: str) -> EmbeddingStore:
@@ -267,8 +293,8 @@ class EmbeddingCache:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
                 self._stores[identity] = EmbeddingStore(cache_dir, key, longest)
-            # Shards are dealt by position in the list of what is missing: nobody writes while another reads its index.
-            self._trainer._ext_team.wait_for_everyone()
+            # Shards are dealt by position in the list of what is missing: no process writes while one reads its index.
+            self._team.wait_for_everyone()
         return self._stores[identity]
 
     def _report(self, name: str, store: EmbeddingStore, reports: list[EncodingReport]) -> None:
@@ -278,7 +304,7 @@ class EmbeddingCache:
         counts["encoding_seconds"] += round(max(report.seconds for report in reports), 2)
         counts["encoded_in_float32"] += sum(len(report.overflowed) for report in reports)
         self._folders[name] = str(store.folder)
-        self._trainer._ext_planned.record("embedding_cache", **counts, stores=dict(self._folders))
+        self._planned.record("embedding_cache", **counts, stores=dict(self._folders))
 
     # --- before the first step --------------------------------------------------------------------------------------
 
@@ -307,10 +333,11 @@ class EmbeddingCache:
                 )
         embeddings = {name: trainer.encode_distinct(name, sample) for name, sample in samples.items()}
         labels = [label for (label,) in read_columns(rows, ["label"])]
-        trainer.model.fit_scaling(*measure_labels(trainer.model.config.kind, labels), embeddings)
+        mean, std = trainer.model.config.kind.scale(labels)
+        trainer.model.fit_scaling(mean, std, embeddings)
 
-    def _sample(self, rows: Any, name: str) -> list[str]:
-        """Some of the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
+    def _sample(self, rows: Rows, name: str) -> list[str]:
+        """Samples the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
         columns = read_columns(rows, self._trainer.data_collator.columns[name])
         distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
@@ -318,29 +345,18 @@ class EmbeddingCache:
         return sorted((distinct[i] for i in order[:number]), key=len)
 
 
-def measure_labels(kind: LabelKind, labels: Sequence[Any]) -> tuple[Any, Any]:
-    """Mean and standard deviation of the known labels of rows, in label units: numbers, or of k values lists.
-
-    Of classes 0 and 1, which change nothing.
-    """
-    if not kind.is_numeric:
-        return 0.0, 1.0
-    values = np.concatenate([*map(np.asarray, labels)]) if kind.per_residue else np.array(labels, np.float64)
-    return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
-
-
 def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) -> list[torch.Tensor]:
     return [states.half() for states in encode(sequences)]
 
 
-def _only(dataset: Any, columns: list[str]) -> Any:
-    """Rows of `dataset` with nothing but `columns`."""
+def _only(dataset: Rows, columns: list[str]) -> Rows:
+    """Returns rows of `dataset` with nothing but `columns`."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select_columns(columns)
     return [dict(zip(columns, row)) for row in read_columns(dataset, columns)]
 
 
 def _free_bytes() -> int:
-    """Bytes that one table may take in memory."""
+    """Returns the bytes that one table may take in memory."""
     limit = (detect_hardware("cpu").memory_gib or 1) * 2**30  # a container's, where there is one
     return int(min(limit, psutil.virtual_memory().available) * MEMORY_SHARE)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, TrainerCallback
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -18,10 +19,12 @@ from ..data.fingerprint import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation.row_metrics import ChosenRows, choose_rows
 from ..models.kernels.process_settings import replaced
-from ..training_args import evaluates_apart
+from ..processes.team import Team
+from ..training_args import FastTrainingArguments, evaluates_apart
+from .host import Host
 from .nan_guard import can_be_best
-from .stop import EvaluationGivenUp
-from .watchers import check_metric_on_rows, make_comparable
+from .stop import EvaluationGivenUp, Stopper
+from .watchers import CollapseAlarm, EarlyStopping, check_metric_on_rows, make_comparable
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
 FEW_ROWS = 50
@@ -29,6 +32,9 @@ FEW_ROWS = 50
 logger = logging.getLogger(__name__)
 
 Given = tuple[Any, ...]  # to Trainer's loop, after the loader; the prefix of the metrics' names comes last
+
+OnePass = Callable[[DataLoader, Given, object], EvalLoopOutput]
+MakeLoader = Callable[..., DataLoader]
 
 
 @dataclass
@@ -41,8 +47,8 @@ class Subset:
     dataset: Any
     settings: tuple[Any, ...]
     chosen: ChosenRows
-    loader: Any
-    whole: Any = None
+    loader: DataLoader
+    whole: DataLoader | None = None
 
 
 class Evaluator(TrainerCallback):
@@ -60,6 +66,8 @@ class Evaluator(TrainerCallback):
         trainer: the `FastTrainer`.
         watchers: whose `see(evaluation)` is called in each evaluation that Trainer's loop asks for; what it
             returns is logged with it. `state` and `load` put them back where one is given up.
+        one_pass: Trainer's loop over a loader, with what it is given and `compute_metrics`.
+        make_loader: makes the loader of a set, or of the rows with some numbers. save: makes a checkpoint.
 
     Attributes:
         is_due: whether an evaluation that Trainer's loop asked for is under way.
@@ -71,8 +79,23 @@ class Evaluator(TrainerCallback):
 
     name = "evaluations"
 
-    def __init__(self, trainer: Any, watchers: Iterable[Any] = ()):
-        self._trainer, self._watchers = trainer, tuple(watchers)
+    def __init__(
+        self,
+        trainer: Host,
+        team: Team,
+        stopper: Stopper,
+        watchers: Sequence[EarlyStopping | CollapseAlarm],
+        one_pass: OnePass,
+        make_loader: MakeLoader,
+        save: Callable[[], None],
+    ):
+        self._trainer = trainer
+        self._team = team
+        self._stopper = stopper
+        self._watchers = watchers
+        self._one_pass = one_pass
+        self._make_loader = make_loader
+        self._save = save
         check_schedule(trainer.args, trainer.eval_dataset)
         self.is_due = False
         self._subsets: dict[str, Subset] = {}
@@ -86,7 +109,7 @@ class Evaluator(TrainerCallback):
     # --- counts, for checkpoints -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """How often each set was looked at, and what the best model so far scored on its subset."""
+        """Returns how often each set was looked at, and what the best model so far scored on its subset."""
         return {"num_evaluations": self._num_evaluations, "best": self._best_on_subset}
 
     def load(self, tree: dict[str, Any] | None) -> None:
@@ -112,30 +135,30 @@ class Evaluator(TrainerCallback):
             check_metric_on_rows(trainer.args, trainer.compute_metrics, dataset, name, rows)
 
     def _subset(self, name: str) -> Subset:
-        """Of the set of that name ("" where there is but one), chosen once as long as what decides it is the same."""
+        """Chooses the subset of a set ("" where there is but one), once as long as what decides it is the same."""
         trainer, args = self._trainer, self._trainer.args
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
-        size = args.eval_subset
+        size = args.eval_subset or 1.0
         size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a share
         settings = size, group_column, seed, args.eval_batch_size
         known = self._subsets.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:
             return known
         chosen = choose_rows(dataset, size=size, group_column=group_column, seed=seed)
-        if len(chosen.rows) < FEW_ROWS and not chosen.are_all and trainer._ext_team.is_main:
+        if len(chosen.rows) < FEW_ROWS and not chosen.are_all and self._team.is_main:
             logger.warning(
                 "eval_subset=%g leaves %d of %d evaluation rows%s: scores of so few swing by chance, and with "
                 "them which model counts as the best. Give %d or more, or leave it out.",
                 *(args.eval_subset, len(chosen.rows), chosen.num_rows, f" ({name})" if name else "", FEW_ROWS),
             )
         rows = (dataset, chosen.rows) if chosen.kept is None else (chosen.kept, None)
-        self._subsets[name] = Subset(dataset, settings, chosen, trainer._ext_make_eval_loader(*rows))
+        self._subsets[name] = Subset(dataset, settings, chosen, self._make_loader(*rows))
         return self._subsets[name]
 
-    def loader(self) -> Any:
-        """Of the subset, where the evaluation at hand looks at that; else None."""
+    def loader(self) -> DataLoader | None:
+        """Returns the loader of the subset, where the evaluation at hand looks at that; else None."""
         name = self._at_hand[0]
         if name is None or self._trainer.args.eval_subset is None or not self._trainer.is_in_train:
             return None
@@ -143,8 +166,8 @@ class Evaluator(TrainerCallback):
 
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, asked_for: Any, run: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """What `run`, Trainer's own `evaluate`, makes of the rows that were asked for: see `Trainer.evaluate`.
+    def evaluate(self, asked_for: object, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Runs `run`, Trainer's own `evaluate`, on the rows that were asked for: see `Trainer.evaluate`.
 
         Other rows than the run's own are looked at in full. An evaluation of Trainer's loop that a stop gives up is as
         if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
@@ -170,10 +193,10 @@ class Evaluator(TrainerCallback):
         before = copy.deepcopy([part.state() for part in parts])
         self._added, self._left_out, self._num_begun = set(), {}, 0
         try:
-            trainer._ext_stopper.check_evaluation()
-            with replaced(self, is_due=True):
+            self._stopper.check_evaluation()
+            with replaced(self, is_due=True), self._stopper.during_evaluation():
                 metrics = run()
-                if self._left_out and trainer._ext_stopper.is_at_end():  # a callback has just ended the run
+                if self._left_out and self._stopper.is_at_end():  # a callback has just ended the run
                     full: dict[str, float] = {}
                     for name, given in self._left_out.items():
                         full.update(self._look_at_all(name, given).metrics or {})
@@ -192,7 +215,7 @@ class Evaluator(TrainerCallback):
         return self._decide(metrics)
 
     def _leave_evaluation(self) -> None:
-        """The rest of what the run does before it stops."""
+        """Does the rest of what the run does before it stops."""
         trainer, sets = self._trainer, self._trainer.eval_dataset
         end = getattr(trainer.callback_handler.eval_dataloader, "end", None)
         if end is not None:
@@ -201,21 +224,22 @@ class Evaluator(TrainerCallback):
         for _ in range(num_sets - self._num_begun):
             torch.empty((), dtype=torch.int64).random_()  # as a loader does that begins; no dropout then is another
         trainer.control.should_training_stop, trainer.control.should_evaluate = True, False
-        trainer._save_checkpoint(trainer.model_wrapped, trainer._trial)  # with save_strategy best, Trainer would not
+        self._save()  # with save_strategy best, Trainer would not
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
-    def run(self, loader: Any, given: Given) -> EvalLoopOutput:
-        """A pass over what `loader` is of, and over all rows where `loader` is of the subset and a decision is due."""
+    def run(self, loader: DataLoader, given: Given) -> EvalLoopOutput:
+        """Evaluates the rows of `loader`, and all rows where `loader` is of the subset and a decision is due."""
         trainer = self._trainer
         name = None if given[0] == "Prediction" else self._at_hand[0]
         if name is None or not trainer.is_in_train:
-            return trainer._ext_one_pass(loader, given, trainer.compute_metrics)
+            return self._one_pass(loader, given, trainer.compute_metrics)
         subset = self._subset(name) if trainer.args.eval_subset is not None else None
         is_full = subset is None or subset.chosen.are_all
         self._num_begun += 1
-        output = trainer._ext_one_pass(loader, given, trainer.compute_metrics)
+        output = self._one_pass(loader, given, trainer.compute_metrics)
         self._num_evaluations[name] = self._num_evaluations.get(name, 0) + 1
         compared = make_comparable(output, name, trainer.compute_metrics) if self.is_due else None
+        assert output.metrics is not None  # Trainer's loop makes them
         metrics = dict(output.metrics)
         if compared is not None:
             for watcher in self._watchers:
@@ -229,27 +253,27 @@ class Evaluator(TrainerCallback):
         elif self.is_due and self._needs_all_rows(name, metrics):
             whole = self._look_at_all(name, given)
             both = {**output.metrics, **(whole.metrics or {})}
-            return output._replace(metrics=both, num_samples=output.num_samples + whole.num_samples)
+            return output._replace(metrics=both, num_samples=(output.num_samples or 0) + (whole.num_samples or 0))
         else:
             self._left_out[name] = given
         return output
 
     def _needs_all_rows(self, name: str, metrics: dict[str, float]) -> bool:
-        stopper, value = self._trainer._ext_stopper, metrics.get(self.best_metric_key)
-        if stopper.is_at_end() or self._num_evaluations[name] % FULL_EVERY == 0:
+        value = metrics.get(self.best_metric_key)
+        if self._stopper.is_at_end() or self._num_evaluations[name] % FULL_EVERY == 0:
             return True
         if self._trainer.state.global_step == 0 or value is None or not math.isfinite(value):
             return False  # nothing is decided before the first step, nor by a number that is not finite
         return self._beats(value, self._best_on_subset)
 
     def _look_at_all(self, name: str, given: Given) -> EvalLoopOutput:
-        """A pass over all rows of a set, under names that say so; no random number of the run is drawn for it."""
+        """Evaluates all rows of a set, under names that say so; no random number of the run is drawn for it."""
         subset = self._subset(name)
         if subset.whole is None:
-            subset.whole = self._trainer._ext_make_eval_loader(subset.dataset)
+            subset.whole = self._make_loader(subset.dataset)
         with kept_random_states():
             given = (*given[:-1], full_key(given[-1]))
-            output = self._trainer._ext_one_pass(subset.whole, given, self._trainer.compute_metrics)
+            output = self._one_pass(subset.whole, given, self._trainer.compute_metrics)
         return output
 
     # --- what Trainer decides by it ---------------------------------------------------------------------------------
@@ -266,7 +290,7 @@ class Evaluator(TrainerCallback):
         return value > best if self._trainer.args.greater_is_better else value < best
 
     def _decide(self, metrics: dict[str, float]) -> dict[str, float]:
-        """What Trainer is to take for the evaluation: no metric under two names, and of all rows where there are such.
+        """Returns what Trainer is to take for the evaluation: no metric under two names, those of all rows first.
 
         Where only the subset was looked at, or there is no finite number, `metric_for_best_model` is the best so far.
         """
@@ -286,32 +310,39 @@ class Evaluator(TrainerCallback):
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing is evaluated yet.
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Forgets the evaluations before.
 
         Raises:
             ArgumentError: with `eval_subset`, an `EarlyStoppingCallback`, which would compare other rows.
         """
         self._evaluated_step = None
-        callbacks = self._trainer.callback_handler.callbacks
-        if args.eval_subset is not None and any(isinstance(one, EarlyStoppingCallback) for one in callbacks):
+        trainer = self._trainer
+        compares = any(isinstance(one, EarlyStoppingCallback) for one in trainer.callback_handler.callbacks)
+        if trainer.args.eval_subset is not None and compares:
             raise ArgumentError(
                 "EarlyStoppingCallback compares the score of a subset with the best score of all rows: with "
                 "--eval_subset use --early_stopping_patience, which compares the same rows."
             )
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What Trainer began to look for the best from is no best metric."""
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Clears a best metric that is not finite, such as what Trainer began to look for the best from."""
         if state.best_metric is not None and not math.isfinite(state.best_metric):
             state.best_metric = None
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Epochs between two evaluations are passed over; the run's end never is."""
-        every = args.eval_every_epochs
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Skips the evaluations of epochs between, but never that of the run's end."""
+        every = self._trainer.args.eval_every_epochs
         if args.eval_strategy == "epoch" and every is not None and round(state.epoch) % every != 0:
             control.should_evaluate = False
-        is_asked_for = args.eval_strategy != "no" and (args.eval_subset is not None or every is not None)
-        is_last = is_asked_for and self._trainer._ext_stopper.is_at_end()
+        is_asked_for = args.eval_strategy != "no" and (self._trainer.args.eval_subset is not None or every is not None)
+        is_last = is_asked_for and self._stopper.is_at_end()
         if is_last and self._evaluated_step != state.global_step:
             control.should_evaluate = True
             # Else the best model would be one of which there is no checkpoint.
@@ -319,12 +350,12 @@ class Evaluator(TrainerCallback):
 
 
 def full_key(key: str) -> str:
-    """`eval_spearman` of all rows: `eval_full_spearman`; `eval_NAME_spearman`: `eval_full_NAME_spearman`."""
+    """Names a metric of all rows: `eval_full_spearman`, or `eval_full_NAME_spearman` of one of several sets."""
     head, *tail = key.split("_", 1)
     return "_".join([head, "full", *tail])
 
 
-def check_schedule(args: Any, eval_dataset: Any) -> None:
+def check_schedule(args: FastTrainingArguments, eval_dataset: object) -> None:
     """Refuses explicit requests that would do nothing or wrong; idle ones of a preset are passed over, with a line.
 
     Raises:

@@ -6,18 +6,19 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import datasets
 from accelerate.utils import gather_object
-from torch.utils.data import DataLoader, RandomSampler, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import seed_worker
 
+from ..checkpoints.store import CheckpointStore
 from ..data.batches.batching import (
     EvenBatchSampler,
     LengthGroupedSampler,
@@ -30,7 +31,9 @@ from ..data.batches.streams import START, PassedRows, StreamBatchSampler, is_spl
 from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..errors import ArgumentError, DataError, DataWorkerDied
 from ..models.kernels.process_settings import replaced
+from .host import Host, Rows
 from .overrides import find_override
+from .planned import PlannedRun
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
@@ -42,6 +45,9 @@ _ADVICE = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+MakeSampler = Callable[[Any], Sampler]
 
 
 class Loaders(TrainerCallback):
@@ -59,16 +65,19 @@ class Loaders(TrainerCallback):
 
     name = "data_position"
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, planned: PlannedRun):
         self._trainer = trainer
+        self._planned = planned
         self._epoch = 0  # the next one
         self._stream: StreamBatchSampler | None = None
         self._even: EvenBatchSampler | TokenBudgetBatchSampler | None = None
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, rows: Any, batch_size: int, sampler_fn: Any, make_stock: Callable[..., DataLoader]) -> DataLoader:
-        """The training loader.
+    def train(
+        self, rows: Rows, batch_size: int, sampler_fn: MakeSampler, make_stock: Callable[..., DataLoader]
+    ) -> DataLoader:
+        """Makes the training loader.
 
         Args:
             rows: the dataset; `batch_size`: rows per process and batch.
@@ -81,7 +90,7 @@ class Loaders(TrainerCallback):
                 rows.
             DataError: there are no rows.
         """
-        trainer, args = self._trainer, self._trainer.args
+        args = self._trainer.args
         self._stream = self._even = None
         self._check_dispatch(rows)
         is_stock = getattr(sampler_fn, "__func__", None) is Trainer._get_train_sampler
@@ -90,7 +99,7 @@ class Loaders(TrainerCallback):
         if is_stream(rows):
             self._stream = self._read_stream(rows, batch_size)
             return self._make(PassedRows(), self._stream)
-        if trainer._ext_planned.applied("token_budget"):
+        if self._planned.applied("token_budget"):
             by_tokens = self._sample_by_tokens(rows)
             self._even = by_tokens if self._deals_evenly() else None
             return self._make(rows, by_tokens)
@@ -99,8 +108,8 @@ class Loaders(TrainerCallback):
             return self._make(rows, self._even)
         return make_stock(rows, sampler_fn=sampler_fn, is_training=True)
 
-    def _check_dispatch(self, rows: Any) -> None:
-        """Accelerate would join the batches of all processes: of unequal width they fail on one, while others wait."""
+    def _check_dispatch(self, rows: Rows) -> None:
+        """Refuses batches that Accelerate would join over processes: of unequal width they fail on one, others wait."""
         config, is_streamed = self._trainer.args.accelerator_config, is_stream(rows)
         hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
         if hands_out or (is_streamed and (config.split_batches or config.dispatch_batches)):
@@ -115,14 +124,14 @@ class Loaders(TrainerCallback):
             )
 
     def _deals_evenly(self) -> bool:
-        """Whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
+        """Tells whether an epoch's last rows can be shared out unevenly: only where the loss counts items."""
         args = self._trainer.args
         if args.world_size == 1 or args.accelerator_config.split_batches or args.dataloader_drop_last:
             return False
         return args.train_sampling_strategy != "batch_rebalance" and self._trainer.loss_counts_items()
 
     def _group_by_length(self, make_stock: Callable[[Any], Any], rows: Any) -> Sampler:
-        """transformers groups by a column of token ids or of lengths; text has neither."""
+        """Groups text, too: transformers needs a column of token ids or of lengths."""
         args, collator = self._trainer.args, self._trainer.data_collator
         # Of all processes: the order is then the same on any number that makes the same steps.
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -133,7 +142,7 @@ class Loaders(TrainerCallback):
             return RandomSampler(rows)
         return LengthGroupedSampler(row_lengths(text, collator.columns), rows_per_step, self._seed)
 
-    def _read_stream(self, stream: Any, batch_size: int) -> StreamBatchSampler:
+    def _read_stream(self, stream: Rows, batch_size: int) -> StreamBatchSampler:
         args = self._trainer.args
         if "epoch" in (args.eval_strategy, args.save_strategy, args.logging_strategy):
             logger.warning("A training stream is one epoch, however many passes: what happens per epoch, happens last.")
@@ -147,8 +156,8 @@ class Loaders(TrainerCallback):
             num_remembered=args.world_size * (loaded + 2 * args.gradient_accumulation_steps),
         )
 
-    def _sample_by_tokens(self, rows: Any) -> TokenBudgetBatchSampler:
-        args, planned = self._trainer.args, self._trainer._ext_planned
+    def _sample_by_tokens(self, rows: Rows) -> TokenBudgetBatchSampler:
+        args, planned = self._trainer.args, self._planned
         sampler = TokenBudgetBatchSampler(
             count_tokens(getattr(rows, "live", rows), self._trainer.data_collator, args.length_column_name),
             **planned.plan["token_budget"].settings,
@@ -167,7 +176,7 @@ class Loaders(TrainerCallback):
         return args.seed if args.data_seed is None else args.data_seed
 
     def _make(self, rows: Any, sampler: Sampler) -> DataLoader:
-        """A prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
+        """Makes a prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
         trainer, args, collator = self._trainer, self._trainer.args, self._trainer.data_collator
         if isinstance(rows, datasets.Dataset):
             rows = trainer._remove_unused_columns(rows, "Training")
@@ -189,7 +198,7 @@ class Loaders(TrainerCallback):
     # --- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self, rows: Any, make_stock: Callable[[Any], DataLoader]) -> DataLoader:
-        """A loader of rows to evaluate or predict, in the order of the data.
+        """Makes a loader of rows to evaluate or predict, in the order of the data.
 
         Several processes read a stream into memory, each all of it, since Accelerate 1.15 joins batches of unequal
         width and takes out no row that it repeated where there is no length.
@@ -216,23 +225,32 @@ class Loaders(TrainerCallback):
 
     # --- a run ------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Says what a continued run cannot go on with exactly."""
         self._epoch = int(state.epoch or 0)
         if state.global_step and not args.ignore_data_skip:
             for problem in self._name_inexact(kwargs.get("train_dataloader")):
                 logger.warning("%s: this run may go on otherwise than if it had not ended (docs/limits.md).", problem)
 
-    def _name_inexact(self, loader: Any) -> Iterator[str]:
+    def _name_inexact(self, loader: object) -> Iterator[str]:
         trainer = self._trainer
         if find_override(trainer, "_get_train_sampler", "get_train_dataloader"):
-            yield "The order of rows is the class's own, which generators that nobody seeds may draw"
+            yield "The order of rows is the class's own, which generators without a seed may draw"
         if getattr(loader, "persistent_workers", False):
             yield "Workers of the class's own loader live on (persistent_workers)"
         if getattr(trainer.data_collator, "mlm", False):  # of transformers; whether others draw is not known
             yield f"{type(trainer.data_collator).__name__} draws masks at random, which MaskedLMCollator does not"
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader | None = None,
+        **kwargs: object,
+    ) -> None:
         """Tells samplers the epoch: accelerate 1.15 reaches no further than it must, and not behind what is skipped."""
         sampler = getattr(train_dataloader, "batch_sampler", None)
         while sampler is not None:
@@ -242,7 +260,7 @@ class Loaders(TrainerCallback):
         self._epoch += 1
 
     def mark_repeated(self, batches: list[Any]) -> None:
-        """Of a step's batches: an epoch's last one is marked as such where its rows are another process's."""
+        """Marks an epoch's last batch where its rows are another process's."""
         trainer, even = self._trainer, self._even
         if even is None or not batches or not trainer.accelerator.gradient_state.end_of_dataloader:
             return
@@ -250,11 +268,11 @@ class Loaders(TrainerCallback):
             batches[-1] = RepeatedRows(batches[-1])
 
     def state(self) -> dict[str, Any] | None:
-        """Where the training stream stands after the last optimizer step, for JSON; None for other data."""
+        """Returns where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return None if self._stream is None else self._stream.state_dict(self._num_batches)
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """Training begins: from the position in the checkpoint that the run continues.
+        """Continues from the position in the checkpoint that the run continues.
 
         Where that did not say it, Trainer reads and drops what it has seen; with `ignore_data_skip` the first row comes
         next.
@@ -275,16 +293,16 @@ class Loaders(TrainerCallback):
         return self._trainer.state.global_step * args.gradient_accumulation_steps * args.world_size
 
 
-def take_rows(dataset: Any, rows: Any) -> Any:
-    """The rows of a map-style dataset with these numbers, in this order."""
+def take_rows(dataset: Rows, rows: Sequence[int]) -> Dataset:
+    """Takes the rows of a map-style dataset with these numbers, in this order."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)
     return Subset(dataset, list(map(int, rows)))
 
 
 @contextmanager
-def naming_dead_workers(trainer: Any) -> Iterator[None]:
-    """Within it, a data worker that was killed, or whose process ended, is an error that says so, however many did.
+def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[None]:
+    """Names a data worker that was killed, or whose process ended, in one error, however many did.
 
     Raises:
         DataWorkerDied: with what it died of, and where the run can go on.
@@ -298,16 +316,16 @@ def naming_dead_workers(trainer: Any) -> Iterator[None]:
         if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
             raise
         words = said[0].strip().rstrip(".") if said else f"DataLoader worker (pid not known) is gone: {error}"
-        own = trainer.checkpoints.checkpoints()
+        own = store.checkpoints()
         newest = f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
         raise DataWorkerDied(
             f"{words}. {newest} The same command with --resume auto (the recipes' default) goes "
-            f"on. {_ADVICE.format(trainer.args.dataloader_num_workers)}"
+            f"on. {_ADVICE.format(num_workers)}"
         ) from error
 
 
 def _hear_deaths() -> list[RuntimeError]:
-    """Half a second for what torch raises wherever it hears of a death: several workers may die at once."""
+    """Waits half a second for what torch raises wherever it hears of a death: several workers may die at once."""
     heard, end = [], time.monotonic() + 0.5
     while (left_s := end - time.monotonic()) > 0:
         try:

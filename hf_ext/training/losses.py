@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from ..data.batches.batching import RepeatedRows
+from ..labels import UNKNOWN
 from ..models.kernels.process_settings import replaced
 from ..models.kernels.replaced_forwards import has_foreign_forward, is_from
 from ..models.lora import unwrap_peft
-from ..models.losses import IGNORED, LossKind, exact_loss, find_loss_kind, sum_loss_rows
+from ..models.losses import LossKind, exact_loss, find_loss_kind, sum_loss_rows
+from .host import Host
 from .overrides import TRAINING_LOSS, find_override
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,9 @@ class ExactLoss:
     model: Any
     kind: LossKind
 
-    def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         """The sum of the loss over its items, by `num_items_in_batch`, or by how many there are here."""
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
         return exact_loss(self.kind, self.model.config, logits, labels, num_items_in_batch)
@@ -50,7 +54,7 @@ class DecidedLoss:
         function: what Trainer calls with outputs and labels, the user's or `ExactLoss`; None: the model's own loss.
         kind: of the model's loss, see `find_loss_kind`.
         is_smoothed: whether Trainer smooths labels, with a loss of its own.
-        override: who overrides a method of `TRAINING_LOSS`; None where nobody does.
+        override: who overrides a method of `TRAINING_LOSS`; None where none is overridden.
     """
 
     model: Any
@@ -98,19 +102,21 @@ class DecidedLoss:
         """Whether the model says that it leaves labels of -100 out, of numbers too."""
         return getattr(self.model, "skips_unknown", False)
 
-    def sum_rows(self, logits: Any, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor | None:
-        """Loss and number of items per row, (n, 2); None where a row has no loss of its own."""
+    def sum_rows(
+        self, logits: torch.Tensor | tuple, labels: torch.Tensor, bounds: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Returns loss and number of items per row, (n, 2); None where a row has no loss of its own."""
         logits = logits[0] if isinstance(logits, tuple) else logits
         if self.kind is not None:
             return sum_loss_rows(self.kind, self.model.config, logits, labels)
         losses = self.model.row_losses(logits, labels, None if bounds is None else bounds.to(logits.device))
         if losses is None:
             return None
-        known = labels.to(losses.device).ne(IGNORED) if self.skips_unknown else torch.ones_like(losses)
+        known = labels.to(losses.device).ne(UNKNOWN) if self.skips_unknown else torch.ones_like(losses)
         return torch.stack([losses, known.reshape(len(losses), -1).sum(1)], dim=1)
 
     def add_decoder_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The input of an encoder-decoder's decoder, which it makes from the labels; Trainer takes those away."""
+        """Adds the input of an encoder-decoder's decoder, which it makes from the labels; Trainer takes those away."""
         make = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         if self.is_exact and make and "labels" in inputs and "decoder_input_ids" not in inputs:
             return {**inputs, "decoder_input_ids": make(labels=inputs["labels"])}
@@ -120,14 +126,14 @@ class DecidedLoss:
 class Losses:
     """Makes a loss of its own Trainer's `compute_loss_func` for the models of `LOSS_KINDS`, in a PEFT wrapper too.
 
-    Left alone: a `compute_loss_func` of the user's, whenever it is set; every trainer in which somebody overrides a
-    method of `TRAINING_LOSS`, which Trainer's own arithmetic has to fit; label smoothing, whose loss is Trainer's own;
+    Left alone: a `compute_loss_func` of the user's, whenever it is set; every trainer in which a method of
+    `TRAINING_LOSS` is overridden, which Trainer's own arithmetic has to fit; label smoothing, whose loss is Trainer's;
     `DataParallel`, under which Trainer scales such a loss by the number of devices once too often; all other models.
     There is a warning where that matters and the loss does not divide by `num_items_in_batch`.
 
     The loss of an evaluation is the sum over its items by their number: for the models of `LOSS_KINDS`, and for those
     with `row_losses` (AffinityModel, but for its ranking loss), unless the loss is the user's or smoothed, logits are
-    to be ignored, or somebody overrides a method of `EVALUATION_LOSS`. For all others it is Trainer's, a mean of batch
+    to be ignored, or a method of `EVALUATION_LOSS` is overridden. For all others it is Trainer's, a mean of batch
     means, which depends on the eval batch size and on the number of processes. Cost: the loss once more, and 8 bytes a
     row.
 
@@ -136,7 +142,7 @@ class Losses:
         at_hand: what was decided for the micro-batch at hand; None outside of one.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host):
         self._trainer = trainer
         self.given: LossFunction | None = None
         self.at_hand: DecidedLoss | None = None
@@ -144,7 +150,7 @@ class Losses:
         self._ignored: list[str] | None = None
 
     def decide(self) -> DecidedLoss:
-        """The loss of the moment, since a method can be assigned at any time, but within a micro-batch."""
+        """Returns the loss of the moment, since a method can be assigned at any time, but within a micro-batch."""
         if self.at_hand is not None:
             return self.at_hand
         trainer, args, model = self._trainer, self._trainer.args, unwrap_peft(self._trainer.model)
@@ -156,7 +162,7 @@ class Losses:
         return DecidedLoss(model, function, kind, is_smoothed, override)
 
     def warn_of_means(self) -> None:
-        """Where an optimizer step sees several batches, or batches of any size, and the loss may not count that.
+        """Warns where an optimizer step sees several batches, or batches of any size, and the loss may not count that.
 
         A `compute_loss_func` of the user's is taken at its word.
         """
@@ -175,13 +181,13 @@ class Losses:
     # --- training ---------------------------------------------------------------------------------------------------
 
     def counts_items(self) -> bool:
-        """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
+        """Tells whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
         loss = self.decide()
         counts = loss.is_exact or (loss.is_models and _divides(loss.model))
         return counts and bool(self._trainer.args.average_tokens_across_devices)
 
     def countable(self, batches: list[Any]) -> list[Any]:
-        """What `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
+        """Returns what `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
 
         So it does measurements, each as one, where -100 is one like any other, unless the model `skips_unknown`; and
         next tokens, of which a row's first label is none: transformers 5.24 leaves it out for classes named
@@ -195,7 +201,7 @@ class Losses:
             labels = batch.get("labels") if isinstance(batch, Mapping) else None
             if isinstance(labels, torch.Tensor):
                 if isinstance(batch, RepeatedRows):
-                    labels = torch.full_like(labels, IGNORED)
+                    labels = torch.full_like(labels, UNKNOWN)
                 elif labels.is_floating_point() and counts_all:
                     labels = torch.zeros_like(labels)
                 batch = {**batch, "labels": labels}
@@ -208,7 +214,7 @@ class Losses:
 
     @contextmanager
     def rows(self, ignored: list[str] | None) -> Iterator[list[torch.Tensor]]:
-        """While an evaluation lasts, takes what `keep` keeps; `finish` sums it.
+        """Collects what `keep` keeps while an evaluation lasts; `finish` sums it.
 
         Args:
             ignored: outputs that Trainer leaves out of the predictions; None for what the model says.
@@ -217,7 +223,7 @@ class Losses:
         with replaced(self, _rows=rows, _ignored=ignored):
             yield rows
 
-    def keep(self, outputs: Any, labels: Any, bounds: Any) -> None:
+    def keep(self, outputs: Any, labels: torch.Tensor | None, bounds: torch.Tensor | None) -> None:
         """Keeps the losses of a batch's rows in an evaluation, of all processes, where they are known.
 
         Args:
@@ -247,6 +253,6 @@ class Losses:
         metrics[f"{prefix}_loss"] = float(rows[:, 0].sum() / max(float(rows[:, 1].sum()), 1.0))
 
 
-def _divides(model: Any) -> bool:
-    """Whether the model says that it divides by `num_items_in_batch` itself."""
+def _divides(model: object) -> bool:
+    """Tells whether the model says that it divides by `num_items_in_batch` itself."""
     return getattr(model, "accepts_loss_kwargs", None) is True

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from ..data.columns import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
 from ..models.kernels.packing import PaddingWatch
+from ..speedups import Run
+from .backends import Backend
+from .host import Host
 from .overrides import find_override
 
 # Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.
@@ -39,36 +43,47 @@ class NanGuard(TrainerCallback):
 
     Args:
         trainer: whose `training_step` and `_get_grad_norm` show their results here.
+        run: whose `padding` is watched. last_good: says what is left to continue from.
 
     Attributes:
         losses: of the micro-batches of the step at hand, on the device.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, run: Run, backend: Backend, last_good: Callable[[], str]):
         self._trainer = trainer
+        self._run = run
+        self._backend = backend
+        self._last_good = last_good
         self.losses: list[torch.Tensor] = []
-        self._norm: Any = None
+        self._norm: torch.Tensor | float | None = None
 
     @property
     def _padding(self) -> PaddingWatch | None:
         """Watches it, where encoders are packed."""
-        return self._trainer._ext_planned.run.padding
+        return self._run.padding
 
-    def see_norm(self, norm: Any) -> Any:
+    def see_norm(self, norm: torch.Tensor | float | None) -> torch.Tensor | float | None:
         """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""
         self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return self._norm
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first micro-batch of a step comes next: forgets the step before."""
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Forgets the step before: the first micro-batch of a step comes next."""
         self.losses, self._norm = [], None
         if self._padding is not None:
             self._padding.forget()
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader | None = None,
+        **kwargs: object,
     ) -> None:
-        """Gradients are complete and clipped: goes on, or raises on all processes alike."""
+        """Checks the complete and clipped gradients: goes on, or raises on all processes alike."""
         trainer = self._trainer
         if not trainer.is_in_train:  # a loop of the user's own
             return
@@ -77,7 +92,7 @@ class NanGuard(TrainerCallback):
             raise PlanRefused(
                 f"packing: the loss of step {state.global_step + 1} reads positions that the attention mask leaves out "
                 "(a label there, or a mean without the mask), which packed encoders do not compute. The weights were "
-                f"not touched; {trainer._ext_saver.last_good()}. Train without packing: --without packing."
+                f"not touched; {self._last_good()}. Train without packing: --without packing."
             )
         scaler: Any = getattr(trainer.accelerator, "scaler", None)
         if finite_loss and (finite_gradient or (scaler is not None and scaler.get_scale() > LOWEST_SCALE)):
@@ -85,18 +100,18 @@ class NanGuard(TrainerCallback):
         scaled = "" if scaler is None else f" The loss scale is {scaler.get_scale():.12g}, which is not the cause."
         raise NotFiniteError(
             f"Not a finite number in {self._describe(train_dataloader)}{scaled} The weights were not touched; "
-            f"{trainer._ext_saver.last_good()}. Nothing was overwritten. Usual causes: a label that is not finite, a "
+            f"{self._last_good()}. Nothing was overwritten. Usual causes: a label that is not finite, a "
             "learning rate that is too high, float16 (--bf16, where the device has it, or --without precision). Look "
             "at these rows; --resume auto --allow_changed learning_rate goes on with a lower rate."
         )
 
     def _read(self) -> tuple[bool, bool, bool]:
-        """Whether on all processes the losses of this step are finite, and its gradients, and none came to padding.
+        """Reads whether on all processes this step's losses and gradients are finite, and none came to padding.
 
         Cost: the one read.
         """
         trainer, losses = self._trainer, self._trainer._tr_loss
-        judges = self._norm is not None and not trainer._ext_backend.has_own_loss_scale
+        judges = self._norm is not None and not self._backend.has_own_loss_scale
         norm = torch.as_tensor(self._norm if judges else 0.0).to(losses)
         unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
         seen = torch.stack([losses, norm, unread.to(losses)])
@@ -107,7 +122,7 @@ class NanGuard(TrainerCallback):
 
     # --- what is said of it -----------------------------------------------------------------------------------------
 
-    def _describe(self, loader: Any) -> str:
+    def _describe(self, loader: DataLoader | None) -> str:
         trainer = self._trainer
         losses = [float(loss) for loss in self.losses]
         if len(losses) != trainer.current_gradient_accumulation_steps:  # of a subclass's own `training_step`
@@ -135,7 +150,7 @@ class NanGuard(TrainerCallback):
 
 
 def can_be_best(name: str, metrics: dict[str, float], step: int) -> bool:
-    """Whether a metric can be the best one so far: None, or what is not finite, never is, which a warning says."""
+    """Tells whether a metric can be the best one so far: warns of None and of what is not finite, which never is."""
     value = metrics.get(name, 0.0)  # of one that is missing, Trainer says so
     if value is not None and math.isfinite(value):
         return True

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from torch import nn
 from torch.optim import AdamW, Optimizer
+from transformers import TrainingArguments
 
 from ..errors import ArgumentError
 from ..models.affinity import AffinityModel
@@ -13,12 +12,16 @@ from ..models.generation.model import AntibodyGenerator
 from ..models.lora import unwrap_peft
 from ..models.optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
 from ..optional import require
+from ..plan import Plan
 from ..speedups.base import optimizer_name
 from ..speedups.optimizers import BITSANDBYTES
+from ..training_args import FastTrainingArguments
 
 
-def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
-    """The optimizer that the trainer's plan and arguments stand for.
+def finish_optimizer(
+    optimizer: Optimizer, is_new: bool, args: FastTrainingArguments, model: nn.Module, plan: Plan
+) -> Optimizer:
+    """Returns the optimizer that plan and arguments stand for.
 
     The order matters: Muon takes whole groups apart by algorithm and copies a group's rate; encoders move to groups of
     their own among what that left, so that their matrices have their rate, too; what steps on the host is the whole of
@@ -32,8 +35,8 @@ def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
         ArgumentError: the plan or the rate needs Trainer's AdamW, and the caller brought an optimizer; the caller's
             cannot step on the host; the model does not tell its encoder from its head, or has no encoder that trains.
     """
-    args, model, offload = trainer.args, trainer.model, trainer.plan["cpu_offload"]
-    if trainer.plan.applied("muon"):
+    offload = plan["cpu_offload"]
+    if plan.applied("muon"):
         optimizer = _with_muon(optimizer, is_new, model)
     if is_new and args.encoder_learning_rate is not None:
         split_groups(optimizer, {id(p) for p in encoder_parameters(model)}, args.encoder_learning_rate)
@@ -42,15 +45,15 @@ def finish_optimizer(trainer: Any, optimizer: Any, is_new: bool) -> Any:
     return optimizer
 
 
-def require_optimizer(args: Any) -> None:
+def require_optimizer(args: TrainingArguments) -> None:
     """Raises MissingDependencyError where `--optim` is one of bitsandbytes' and that does not work here."""
     name = optimizer_name(args)
     if name in BITSANDBYTES:
         require("bitsandbytes", "quantization", f"--optim {name}")
 
 
-def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
-    """AdamW keeps its groups and settings, but for the matrices."""
+def _with_muon(optimizer: Optimizer, is_new: bool, model: nn.Module) -> Optimizer:
+    """Moves matrices to Muon; AdamW keeps its groups and settings for the rest."""
     if not is_new and isinstance(_unwrap(optimizer), MuonAdamW):
         return optimizer
     if not is_new or not isinstance(optimizer, AdamW):
@@ -61,16 +64,16 @@ def _with_muon(optimizer: Any, is_new: bool, model: Any) -> Any:
     return MuonAdamW(optimizer, block_matrices(model))
 
 
-def _unwrap(optimizer: Any) -> Any:
-    """What steps in the end: not Accelerate's wrapper, nor what has it step on the host."""
+def _unwrap(optimizer: Optimizer) -> Optimizer:
+    """Returns what steps in the end: not Accelerate's wrapper, nor what has it step on the host."""
     on_host = find_host_optimizer(optimizer)
     return on_host.wrapped if on_host else getattr(optimizer, "optimizer", optimizer)
 
 
-def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or under a task head."""
+def encoder_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Lists parameters of the pretrained part: encoders of an `AffinityModel` or a generator, or under a task head."""
     inner = unwrap_peft(model)
-    encoder: torch.nn.Module
+    encoder: nn.Module
     if isinstance(inner, AffinityModel):
         encoder = inner.encoders
     elif isinstance(inner, AntibodyGenerator):

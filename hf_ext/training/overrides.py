@@ -1,4 +1,4 @@
-"""Which of Trainer's methods somebody has overridden: in a subclass or on one trainer.
+"""Which of Trainer's methods are overridden: in a subclass or on one trainer.
 
 hf_ext computes some things otherwise than Trainer (see `training/losses.py`), and can do so only where the methods
 that they go through are its own or Trainer's. Where one is not, the trainer has to be what Trainer is.
@@ -6,6 +6,7 @@ that they go through are its own or Trainer's. Where one is not, the trainer has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -24,8 +25,8 @@ EVALUATION = ("evaluate", "_evaluate", "evaluation_loop", "prediction_step", "ge
 EVALUATION_LOSS = ("compute_loss", "prediction_step", "evaluation_loop", "_prepare_inputs")
 
 
-def find_override(trainer: Any, *names: str) -> str | None:
-    """Who has overridden the first of these methods that somebody has, as "Class.method"; None where nobody has.
+def find_override(trainer: object, *names: str) -> str | None:
+    """Names the first of these methods that is overridden, and by whom, as "Class.method"; None where none is.
 
     It does not matter where in the order of the classes the override stands, nor whether it calls `super()`: what it
     makes of the result is not known. An assignment to a class of transformers, or to the trainer, is an override too.
@@ -39,13 +40,13 @@ def find_override(trainer: Any, *names: str) -> str | None:
     return None
 
 
-def find_own_loss(trainer: Any, compute_loss_func: Any) -> str | None:
-    """Where the user's own loss comes from, which need not be what the model returns as its loss; None without one."""
+def find_own_loss(trainer: object, compute_loss_func: Callable[..., Any] | None) -> str | None:
+    """Names where the user's own loss comes from, which need not be what the model returns; None without one."""
     if compute_loss_func is not None and not is_from(compute_loss_func, ("hf_ext",)):
         return "compute_loss_func"
     return find_override(trainer, *TRAINING_LOSS)
 
 
 @lru_cache(maxsize=1024)
-def _is_own(base: type, method: Any) -> bool:
+def _is_own(base: type, method: object) -> bool:
     return is_in(base.__module__, OWN_CLASSES) and is_from(method, OWN_CODE)

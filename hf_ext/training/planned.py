@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import enable_full_determinism, set_seed
+from transformers import TrainingArguments, enable_full_determinism, set_seed
 
 from ..checkpoints.run_lock import find_other_run
 from ..data.columns import reads_text
@@ -60,7 +60,7 @@ class PlannedRun:
             raise
 
     def renew(self, make: Callable[[], Any]) -> Any:
-        """The model that `make` gives now, from the seed of the arguments, with the plan carried out on it.
+        """Returns the model that `make` gives now, from the seed of the arguments, with the plan carried out on it.
 
         Arguments stay as they are: a search, or the user, may have set them since. Random states are those that `make`
         leaves, as in Trainer. Raises as `applying`.
@@ -74,10 +74,10 @@ class PlannedRun:
             return self.run.model
 
     def applied(self, name: str) -> bool:
-        """As `Plan.applied`."""
+        """Tells whether a speed-up was applied, see `Plan.applied`."""
         return self.plan.applied(name)
 
-    def record(self, name: str, **evidence: Any) -> None:
+    def record(self, name: str, **evidence: object) -> None:
         """Adds a measurement to one decision and rewrites `plan.json`."""
         self.plan.record(name, **evidence)
         self.save()
@@ -105,8 +105,8 @@ class PlannedRun:
             logger.error("plan.json was not written: %s", describe_failure(error, folder))
 
 
-def seed_process(args: Any) -> None:
-    """As Trainer does before it calls `model_init`."""
+def seed_process(args: TrainingArguments) -> None:
+    """Sets seeds as Trainer does before it calls `model_init`."""
     if args.full_determinism:
         enable_full_determinism(args.seed)
     else:

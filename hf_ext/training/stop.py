@@ -8,15 +8,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.queues import Queue
 from typing import Any
 
 import psutil
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..errors import DataWorkerDied, leave_terminal
+from ..models.kernels.process_settings import replaced
+from ..processes.team import Team
+from .host import Host
 
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
@@ -44,8 +48,9 @@ class Stopper(TrainerCallback):
         reason: why training stopped, for people; None where nothing but training itself ends it.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, team: Team):
         self._trainer = trainer
+        self._team = team
         self.reason: str | None = None
         self.process_began = time.monotonic() - (time.time() - psutil.Process().create_time())
         self._received: signal.Signals | None = None
@@ -54,10 +59,11 @@ class Stopper(TrainerCallback):
         self._last_save = time.monotonic()
         self._saved_step: int | None = None
         self._is_epoch_over = self._save_is_postponed = False
+        self._is_evaluating = False
 
     @contextlib.contextmanager
     def during_training(self) -> Iterator[None]:
-        """While entered, signals are noted; one that came when nothing was left to stop is raised at the end."""
+        """Watches for signals while entered; one that came when nothing was left to stop is raised at the end."""
         self.reason = self._received = self._saved_step = None
         self._num_signals = 0
         self._save_is_postponed = False
@@ -81,7 +87,7 @@ class Stopper(TrainerCallback):
         if self._received is not None and self.reason is None:
             signal.raise_signal(self._received)
 
-    def _receive(self, pid: int, previous: dict[signal.Signals, Any], number: int, frame: Any) -> None:
+    def _receive(self, pid: int, previous: dict[signal.Signals, Any], number: int, frame: object) -> None:
         received = signal.Signals(number)
         if os.getpid() != pid:  # a process forked from this one: as if this handler were not there
             signal.signal(number, previous.get(received, signal.SIG_DFL))
@@ -103,14 +109,20 @@ class Stopper(TrainerCallback):
     # --- what others ask, or say ------------------------------------------------------------------------------------
 
     def is_at_end(self) -> bool:
-        """Whether training ends with the step at hand, other than by a signal or a time limit."""
+        """Tells whether training ends with the step at hand, other than by a signal or a time limit."""
         state = self._trainer.state
         is_ended = self._trainer.control.should_training_stop and self.reason is None
         return bool(state.global_step >= state.max_steps or is_ended)
 
     def note_save(self, seconds: float) -> None:
-        """That a save took so long: before `max_hours`, time for two of the longest is left."""
+        """Records how long a save took, so that `max_hours` leaves time for two of the longest."""
         self._longest_save_s = max(self._longest_save_s, seconds)
+
+    @contextlib.contextmanager
+    def during_evaluation(self) -> Iterator[None]:
+        """Lets an evaluation that Trainer's loop asked for be given up where the run stops."""
+        with replaced(self, _is_evaluating=True):
+            yield
 
     def check_evaluation(self) -> None:
         """Raises EvaluationGivenUp where the run stops; a hyperparameter search, though, is to get its number."""
@@ -128,7 +140,7 @@ class Stopper(TrainerCallback):
         is_time_up = hours is not None and now - self.process_began >= self._stop_after_s(hours * 3600)
         is_save_due = minutes is not None and now - self._last_save >= minutes * 60
         wishes = [*(self._received == number for number in STOPPING), is_time_up, is_save_due]
-        *signalled, is_time_up, is_save_due = self._trainer._ext_team.agree(wishes)
+        *signalled, is_time_up, is_save_due = self._team.agree(wishes)
         names = [f"received {number.name}" for number, came in zip(STOPPING, signalled, strict=True) if came]
         if names or is_time_up:
             self.reason = names[0] if names else f"max_hours={hours} is near"
@@ -136,20 +148,24 @@ class Stopper(TrainerCallback):
         return is_save_due
 
     def _stop_after_s(self, limit_s: float) -> float:
-        """Early enough for the last checkpoint, which may take as long as two of the longest so far."""
+        """Returns a time early enough for the last checkpoint, which may take as long as two of the longest so far."""
         return limit_s - max(min(STOP_MARGIN_S, limit_s / 10), 2 * self._longest_save_s)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A resumed run that had come to its end, also by early stopping of transformers', does not train on."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Stops a resumed run that had come to its end, also by early stopping of transformers'."""
         callbacks = self._trainer.callback_handler.callbacks
         stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
         has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in stoppers)
         if state.global_step > 0 and (state.global_step >= state.max_steps or has_stopped):
             control.should_training_stop = True
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Looks for a stop once all other callbacks have said what is due."""
         is_last = control.should_training_stop or control.should_epoch_stop
         self._is_epoch_over = float(state.epoch or 0.0).is_integer() or is_last
@@ -159,8 +175,10 @@ class Stopper(TrainerCallback):
         if self._is_epoch_over or self.reason is not None:
             self._save_is_postponed, control.should_save = control.should_save, False
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Trainer calls it where it leaves an epoch early, too."""
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Takes up a save that waited for the epoch's end; Trainer calls it where it leaves an epoch early, too."""
         control.should_save |= self._save_is_postponed
         self._save_is_postponed = False
         if self.reason is not None:
@@ -168,13 +186,15 @@ class Stopper(TrainerCallback):
             control.should_log &= self._is_epoch_over
             control.should_save = self._saved_step != state.global_step
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """From here `save_minutes` counts."""
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Starts to count `save_minutes` anew."""
         self._last_save, self._saved_step = time.monotonic(), state.global_step
 
-    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After each batch of an evaluation that Trainer's loop asked for; a user's own runs to its end."""
-        if self._trainer._ext_evaluator.is_due:
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Looks for a stop after each batch of an evaluation that Trainer's loop asked for, not of a user's own."""
+        if self._is_evaluating:
             self._notice()
             self.check_evaluation()
 
@@ -185,12 +205,12 @@ def _say(text: str) -> None:
         os.write(2, f"\n{text}\n".encode())
 
 
-def _end_worker(error: Exception, batch: Any) -> None:
+def _end_worker(error: Exception, batch: object) -> None:
     _say(f"A data worker could not hand over a batch. {type(error).__name__}: {error}")
     os._exit(DataWorkerDied.exit_code)
 
 
-def _begin_worker(init: Any, worker_id: int) -> None:
+def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     # Else the training process waits for ever for a batch that shared memory, or pickle, refused (torch 2.13).
@@ -199,8 +219,8 @@ def _begin_worker(init: Any, worker_id: int) -> None:
         init(worker_id)
 
 
-def keep_from_workers(loader: Any) -> Any:
-    """The loader, whose workers, if it has any, get no signals that are sent to this process's group.
+def keep_from_workers(loader: DataLoader) -> DataLoader:
+    """Returns the loader, whose workers, if it has any, get no signals that are sent to this process's group.
 
     A terminal, `timeout` or `kill -- -PID` would kill them, and torch raises an error in a process whose workers die.
     They still end with the process that started them, or, saying why, where they cannot hand over a batch. Not

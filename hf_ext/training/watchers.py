@@ -9,21 +9,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from transformers import TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
 
 from ..errors import ArgumentError, DataError
-from ..evaluation.alarms import examine_predictions
+from ..evaluation.kinds import metrics_of
 from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, Summed
 from ..evaluation.row_metrics import RowMetrics
 from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
-from ..labels import ONE_NUMBER
-from ..labels.outputs import to_predictions
+from ..processes.team import Team
 from ..text.units import less_is_better
+from ..training_args import FastTrainingArguments
+from .host import Host, Rows
 
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
 EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
-SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not mend
+SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not fix
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +45,17 @@ class Evaluation:
     name: str
 
 
-def make_comparable(output: Any, name: str, compute_metrics: Any) -> Evaluation | None:
-    """Of Trainer's `EvalLoopOutput`; None where there are no predictions, or some for every token that are no labels'.
+def make_comparable(output: EvalLoopOutput, name: str, compute_metrics: object) -> Evaluation | None:
+    """Reads Trainer's `EvalLoopOutput`; None without predictions, or with some for every token that are no labels'.
 
     Those are left out because they would fill the memory until the next evaluation.
     """
     columns = output.predictions, output.label_ids
     predictions, labels = (column[0] if isinstance(column, tuple) else column for column in columns)
-    is_known = bool(getattr(compute_metrics, "mean_metrics", ()))
-    is_small = isinstance(predictions, np.ndarray) and (predictions.ndim <= 2 or is_known)
-    if not is_small or not isinstance(labels, np.ndarray):
+    if not isinstance(predictions, np.ndarray) or not isinstance(labels, np.ndarray):
         return None
-    return Evaluation(predictions, labels, name)
+    is_small = predictions.ndim <= 2 or bool(getattr(compute_metrics, "mean_metrics", ()))
+    return Evaluation(predictions, labels, name) if is_small else None
 
 
 class EarlyStopping:
@@ -77,8 +79,9 @@ class EarlyStopping:
 
     name = "early_stopping"
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, team: Team):
         self._trainer = trainer
+        self._team = team
         self.decisions: list[dict[str, Any]] = []
         self._metric: str | None = None  # what is looked at, of the evaluation set of this name, "" of the only one
         self._set = ""
@@ -99,10 +102,10 @@ class EarlyStopping:
         rule = self._rule = self._rule or self._make_rule(labels)
         decision = rule.update(predictions, step=step)
         self.decisions.append(decision.as_dict())
-        stops = trainer._ext_team.agree([decision.should_stop])[0]
+        stops = self._team.agree([decision.should_stop])[0]
         if stops:
             trainer.control.should_training_stop = True
-        if trainer._ext_team.is_main:
+        if self._team.is_main:
             logger.log(logging.WARNING if stops else logging.INFO, describe(decision, rule))
         best = decision.against_best
         values = {} if best is None else {"": best.improvement, "_low": best.low, "_high": best.high}
@@ -110,56 +113,61 @@ class EarlyStopping:
         return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
 
     def _make_rule(self, labels: np.ndarray) -> StoppingRule:
-        """The rule of the rows of this run's evaluations, as the checkpoint has it where that is of the same rows."""
-        args, metric, rows = self._trainer.args, str(self._metric), None
-        if metric in getattr(self._trainer.compute_metrics, "mean_metrics", ()):
+        """Makes the rule of this run's rows, as the checkpoint has it where that is of the same rows."""
+        args, compute = self._trainer.args, self._trainer.compute_metrics
+        metric, rows = str(self._metric), None
+        if metric in getattr(compute, "mean_metrics", ()):
             rows = partial(Summed, of_mean=np.sqrt if metric in ("rmse", "nrmse") else None)
         rule = StoppingRule(
             labels,
             metric=metric,
-            threshold=self._trainer.compute_metrics.threshold if metric in THRESHOLD_METRICS else None,
+            threshold=getattr(compute, "threshold", None) if metric in THRESHOLD_METRICS else None,
             rows=rows,
-            patience=args.early_stopping_patience,
+            patience=self._patience,
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
         )
         stored, self._stored_rule = self._stored_rule, None
-        if stored is not None and not rule.load_state_dict(stored) and self._trainer._ext_team.is_main:
+        if stored is not None and not rule.load_state_dict(stored) and self._team.is_main:
             logger.warning(
                 "Early stopping counts anew: predictions of other rows or labels, or in another metric, than before "
                 "cannot be compared."
             )
         return rule
 
+    @property
+    def _patience(self) -> int:
+        return self._trainer.args.early_stopping_patience or 0
+
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """What was decided, and what a resumed run compares with."""
+        """Returns what was decided, and what a resumed run compares with."""
         if self._metric is None:
             return None
         rule = self._stored_rule if self._rule is None else self._rule.state_dict()
         return {"rule": rule, "decisions": self.decisions}
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """As the run was that gave this state; afresh without one. A run that had stopped needs more patience."""
+        """Restores the run that gave this state; afresh without one. One that had stopped needs more patience."""
         self._rule = None
         self._stored_rule, self.decisions = (tree["rule"], tree["decisions"]) if tree and self._metric else (None, [])
         counted = self.decisions[-1]["num_without_improvement"] if self.decisions else 0
-        if counted and counted >= self._trainer.args.early_stopping_patience:
+        if counted and counted >= self._patience:
             self._trainer.control.should_training_stop = True
 
     def num_bytes(self) -> int:
-        """Upper bound of the arrays that this adds to a checkpoint, of all rows that evaluation can look at."""
+        """Bounds the arrays that this adds to a checkpoint, of all rows that evaluation can look at."""
         if self._metric is None:
             return 0
         sets = self._trainer.eval_dataset
         rows = sets[self._set] if self._set else sets
         num_rows = len(rows) if hasattr(rows, "__len__") else 0
         num_rows = max(num_rows, 0 if self._rule is None else len(self._rule.labels))
-        return ROW_BYTES * num_rows * (self._trainer.args.early_stopping_patience + 1)
+        return ROW_BYTES * num_rows * (self._patience + 1)
 
 
-def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[str, str]:
+def choose_metric(args: FastTrainingArguments, eval_dataset: object, compute_metrics: object) -> tuple[str, str]:
     """Reads `metric_for_best_model` as a metric whose difference on the same rows has an interval.
 
     A `compute_metrics` whose metrics are means over rows, of errors that are not those of `COMPARABLE`, names them as
@@ -209,7 +217,9 @@ def choose_metric(args: Any, eval_dataset: Any, compute_metrics: Any) -> tuple[s
     return metric, name
 
 
-def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: str, rows: Any) -> None:
+def check_metric_on_rows(
+    args: TrainingArguments, compute_metrics: object, dataset: Rows, name: str, rows: np.ndarray | None
+) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 
     Args:
@@ -232,7 +242,7 @@ def check_metric_on_rows(args: Any, compute_metrics: Any, dataset: Any, name: st
 
 
 def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any) -> tuple[np.ndarray, np.ndarray]:
-    """An evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
+    """Returns an evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
 
     Raises:
         ArgumentError: the predictions are neither one number per row nor, where the metric needs them, sums per row.
@@ -257,7 +267,7 @@ def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any
 
 
 def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
-    """The decision as a sentence, with the interval that made it."""
+    """Describes the decision in a sentence, with the interval that made it."""
     start, best = f"Early stopping, step {decision.step}:", decision.against_best
     if best is None:
         return f"{start} the first model with a score, the best so far."
@@ -290,7 +300,7 @@ class CollapseAlarm:
 
     name = "collapse_alarm"
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host):
         self._trainer = trainer
         self.alarms: list[dict[str, Any]] = []
         self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold
@@ -298,13 +308,13 @@ class CollapseAlarm:
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
         compute, predictions = self._trainer.compute_metrics, evaluation.predictions
-        kind = compute.kind if isinstance(compute, RowMetrics) else ONE_NUMBER
-        if kind.is_one_number and not _is_regression(evaluation):
+        metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
+        if not metrics.can_examine(predictions, evaluation.labels):
             return {}
         args, state = self._trainer.args, self._trainer.state
         name, step = evaluation.name, state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
-        report, alarms = examine_predictions(to_predictions(kind, predictions), evaluation.labels, kind)
+        report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
         due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
         new = [text for about, text in due.items() if about not in self._said.get(name, [])]
@@ -318,17 +328,9 @@ class CollapseAlarm:
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
 
     def state(self) -> dict[str, Any] | None:
-        """What was said, for a checkpoint; None where nothing was looked at."""
+        """Returns what was said, for a checkpoint; None where nothing was looked at."""
         return {"alarms": self.alarms, "said": self._said} if self._said else None
 
     def load(self, tree: dict[str, Any] | None) -> None:
-        """As the run was that gave this state; afresh without one."""
+        """Restores what the run was that gave this state; afresh without one."""
         self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})
-
-
-def _is_regression(evaluation: Evaluation) -> bool:
-    """Whether an evaluation is of one number per row, (n,) or (n, 1), and labels of more than two values."""
-    columns = [np.asarray(evaluation.predictions), np.asarray(evaluation.labels)]
-    if any(c.dtype.kind != "f" or not (c.ndim == 1 or c.shape[1:] == (1,)) for c in columns):
-        return False
-    return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2

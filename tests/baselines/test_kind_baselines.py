@@ -10,21 +10,21 @@ import pytest
 from hf_ext.baselines import logistic
 from hf_ext.baselines.by_kind import NearestBaseline, make_linear, predict_constant, predict_residues, window_features
 from hf_ext.baselines.logistic import LogisticBaseline
-from hf_ext.labels import LabelKind
+from hf_ext.labels import make_kind
 
-THREE = LabelKind("classification", ("y",), ("a", "b", "c"))
-SEVERAL = LabelKind("multilabel", ("y",), ("a", "b"))
+THREE = make_kind("classification", ("y",), ("a", "b", "c"))
+SEVERAL = make_kind("multilabel", ("y",), ("a", "b"))
 
 
 def test_constants_are_shares_and_means_of_what_is_known() -> None:
     assert predict_constant(THREE, [0, 0, 1, 2], 2).tolist() == [[0.5, 0.25, 0.25]] * 2
     assert predict_constant(SEVERAL, [[1, math.nan], [0, 1], [0, -100]], 1).tolist() == [[1 / 3, 1.0]]
-    residues = LabelKind("residue_classification", ("y",), ("C", "E"))
+    residues = make_kind("residue_classification", ("y",), ("C", "E"))
     assert [each.tolist() for each in predict_constant(residues, [[0, 1, -100], [0]], [2, 1])] == [
         [[2 / 3, 1 / 3]] * 2,
         [[2 / 3, 1 / 3]],
     ]
-    numbers = LabelKind("residue_regression", ("y",), ("y",))
+    numbers = make_kind("residue_regression", ("y",), ("y",))
     assert [each.tolist() for each in predict_constant(numbers, [[1.0, math.nan], [3.0]], [1, 2])] == [
         [2.0],
         [2.0, 2.0],
@@ -84,7 +84,7 @@ def test_nearest_rows_vote_beside_one_row_that_stands_for_training() -> None:
     assert fitted.predict(np.array([[1.0, 0.05], [-5.0, -0.25]])) == pytest.approx(
         np.array([[0.75, 0.125, 0.125], [0.25, 0.125, 0.625]])
     )
-    number = LabelKind("regression", ("y",), ("y",))
+    number = make_kind("regression", ("y",), ("y",))
     numbers = NearestBaseline(number).fit(features, [5.0, 5.0, 1.0, 2.0], features, [5.0, 5.0, 1.0, 2.0])
     assert numbers.predict(features) == pytest.approx([5.0, 5.0, 1.0, 2.0])
 
@@ -97,13 +97,13 @@ def test_a_window_sees_the_neighbours_of_a_residue_and_no_other_protein() -> Non
     before = [
         [-100, *(int(letter == "C") for letter in protein[:-1])] for protein in proteins
     ]  # what the one before is
-    kind = LabelKind("residue_classification", ("y",), ("other", "after C"))
+    kind = make_kind("residue_classification", ("y",), ("other", "after C"))
     known = [(proteins[:40], before[:40]), (proteins[40:50], before[40:50])]
     found, _ = predict_residues(kind, known, window_features, proteins[50:], standardize=False)
     for predicted, labels in zip(found, before[50:], strict=True):
         assert predicted.shape == (len(labels), 2)
         assert predicted.argmax(axis=1)[1:].tolist() == labels[1:]
-    numbers = LabelKind("residue_regression", ("y",), ("y",))
+    numbers = make_kind("residue_regression", ("y",), ("y",))
     (predicted,), _ = predict_residues(numbers, known, window_features, proteins[50:51], standardize=False)
     assert np.abs(predicted[1:] - before[50][1:]).max() < 0.05
 
@@ -113,7 +113,7 @@ def test_a_ridge_of_several_numbers_fits_each_on_the_rows_that_have_it() -> None
     features = generator.normal(0, 1, (100, 3))
     labels = np.stack([features[:, 0] * 2 + 1, features[:, 1] - 3], axis=1)
     labels[:50, 1] = math.nan
-    linear = make_linear(LabelKind("regression", ("a", "b"), ("a", "b")))
+    linear = make_linear(make_kind("regression", ("a", "b"), ("a", "b")))
     linear.fit(features, labels, features, labels)
     assert linear.predict(np.array([[1.0, 1.0, 0.0]])) == pytest.approx(np.array([[3.0, -2.0]]), abs=1e-3)
     assert linear.summary()["columns"].keys() == {"a", "b"}

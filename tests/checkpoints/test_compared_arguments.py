@@ -8,7 +8,7 @@ from tiny_masked_lm import make_trainer
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from hf_ext.checkpoints.compare import compare_runs, describe_run
+from hf_ext.checkpoints.compare import compare_runs
 from hf_ext.checkpoints.free_to_differ import FREE_TO_DIFFER
 from hf_ext.errors import CheckpointError
 from hf_ext.tasks import TASKS, find_task
@@ -47,7 +47,7 @@ def test_every_argument_is_compared_or_free_for_a_reason():
 
 
 def test_a_run_describes_what_is_compared_and_nothing_else(tmp_path):
-    described = describe_run(make_trainer(tmp_path))["arguments"]
+    described = make_trainer(tmp_path)._ext_parts.resumer.describe()["arguments"]
     assert described.keys() == COMPARED - {"sortish_sampler"}
     assert described["accelerator_config.split_batches"] is False
 
@@ -80,10 +80,11 @@ def test_arguments_of_a_users_own_class_are_compared_and_no_secret_is_stored(tmp
     trainer = make_trainer(tmp_path)
     given = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
     trainer.args = OwnArguments(**given, tracker_api_key="canary")
-    old = describe_run(trainer)
+    describe = trainer._ext_parts.resumer.describe
+    old = describe()
     assert "canary" not in json.dumps(old)
     trainer.args = OwnArguments(**given, margin=2.0)
-    assert compare_runs(old, describe_run(trainer)).contradictions == ["margin: 1.0 in the checkpoint, 2.0 now"]
+    assert compare_runs(old, describe()).contradictions == ["margin: 1.0 in the checkpoint, 2.0 now"]
 
 
 @pytest.mark.parametrize(

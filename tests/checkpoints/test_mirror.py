@@ -267,7 +267,7 @@ def test_a_run_on_a_new_machine_is_the_uninterrupted_one(make_trainer, tmp_path)
     newest = max((tmp_path / "drive").glob("checkpoint-*"))  # a slow copy leaves out one that a newer follows
     resumed = make_trainer(**given)
     resumed.train()
-    assert resumed._ext_resumer.resumed.stored.path == newest
+    assert resumed._ext_parts.resumer.resumed.stored.path == newest
     assert losses(resumed) == losses(whole)
     ours, theirs = (load_file(tmp_path / run / "checkpoint-8" / "model.safetensors") for run in ("drive", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -16,11 +16,10 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from hf_ext.arguments.parser import FastArgumentParser
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.columns import label_array
-from hf_ext.data.label_columns import label_facts
 from hf_ext.data.loading import load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.labels import UNKNOWN, LabelKind
-from hf_ext.labels.classes import order_names
+from hf_ext.labels import UNKNOWN, kind_from_state, make_kind
+from hf_ext.labels.cells import order_names
 from hf_ext.property.arguments import AffinityArguments
 
 NUM_ROWS = 24
@@ -92,7 +91,7 @@ def test_a_column_is_taken_for_what_it_looks_like(tmp_path, case):
     loaded = read(write(tmp_path, {"label": cells}))
     assert (loaded.kind.task, [*loaded.kind.names]) == (task, names)
     assert loaded.report["labels"]["read_as"].startswith("Column 'label' is read as ")
-    assert LabelKind.from_state(json.loads(json.dumps(loaded.report["labels"]))) == loaded.kind
+    assert kind_from_state(json.loads(json.dumps(loaded.report["labels"]))) == loaded.kind
 
 
 def test_digits_as_long_as_the_sequence_are_labels_of_residues_and_no_number(tmp_path):
@@ -450,17 +449,17 @@ def test_classes_of_all_files_are_known_in_each(tmp_path):
 
 
 def test_rows_are_read_as_a_model_has_its_classes(tmp_path):
-    kind = LabelKind("classification", ("location",), ("out", "in"))  # in an order of its own
+    kind = make_kind("classification", ("location",), ("out", "in"))  # in an order of its own
     path = write(tmp_path, {"place": repeated("in", "out", "out")})
     args = DataArguments(dataset_name=str(path), label_column="place")
     loaded = load_sequences(args, needs_labels=True, kind=kind)
     assert loaded.table["label"][:3] == [1, 0, 0]
-    assert loaded.kind == LabelKind("classification", ("place",), ("out", "in"))
+    assert loaded.kind == make_kind("classification", ("place",), ("out", "in"))
     write(tmp_path, {"place": repeated("in", "up", "out")})
     with pytest.raises(DataError, match=r"value 'up': the model has no class 'up'\. It has out, in"):
         load_sequences(args, needs_labels=True, kind=kind)
     with pytest.raises(ArgumentError, match="was trained on 2"):
-        load_sequences(args, needs_labels=True, kind=LabelKind("regression", ("a", "b"), ("a", "b")))
+        load_sequences(args, needs_labels=True, kind=make_kind("regression", ("a", "b"), ("a", "b")))
 
 
 def test_a_stream_has_numbers_and_any_number_of_them(tmp_path):
@@ -468,14 +467,14 @@ def test_a_stream_has_numbers_and_any_number_of_them(tmp_path):
     for columns, first in ((["a"], {"label": 1.0, "bound": 0}), (["a", "b"], {"label": [1.0, 3.0]})):
         args = DataArguments(dataset_name=str(path), label_column=columns, streaming=True, split_sizes=[1, 0, 0])
         data = load_data(args, output_dir=None, seed=0)
-        assert data.kind == LabelKind("regression", tuple(columns), tuple(columns))
+        assert data.kind == make_kind("regression", tuple(columns), tuple(columns))
         row = next(iter(data.splits["train"]))
         assert {name: row[name] for name in first} == first
 
 
 def facts(folder, columns, names=("label",), **given):
     loaded = read(write(folder, columns), names, **given)
-    return label_facts(loaded.table, loaded.kind)
+    return loaded.kind.facts_of(loaded.table)
 
 
 def test_facts_by_hand(tmp_path):

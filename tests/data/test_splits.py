@@ -12,7 +12,7 @@ from hf_ext.data import splits as splitting
 from hf_ext.data.arguments import DataArguments
 from hf_ext.data.split_report import describe_repeats, leak_report, repeat_report
 from hf_ext.errors import DataError
-from hf_ext.labels import ONE_NUMBER, LabelKind
+from hf_ext.labels import ONE_NUMBER, make_kind
 
 SIZES = (0.6, 0.2, 0.2)
 
@@ -294,7 +294,7 @@ def test_bounds_are_no_measurements_that_could_disagree():
 
 
 def test_classes_that_disagree_are_counted_and_named():
-    classes = LabelKind("classification", ("label",), ("low", "high"))
+    classes = make_kind("classification", ("label",), ("low", "high"))
     data = labelled([("A", "C", 0), ("A", "C", 1), ("K", "C", 1)], [("K", "C", 1), ("W", "W", 0)])
     report = repeat_report(data, ["heavy", "light"], classes)
     assert (report["num_rows"], report["num_groups"], report["num_disagreeing"]) == (4, 2, 1)

@@ -12,12 +12,11 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.kinds import metrics_of, rows_for
 from hf_ext.evaluation.resampling import ResamplingUnits
 from hf_ext.evaluation.scores import compare_paired, score_predictions
-from hf_ext.labels import LabelKind
-from hf_ext.labels.outputs import to_predictions
+from hf_ext.labels import LabelKind, make_kind
 
 
 def kind(task: str, names: str) -> LabelKind:
-    return LabelKind(task, ("y",), tuple(names))
+    return make_kind(task, ("y",), tuple(names))
 
 
 def one_hot(predicted: list[int], classes: int) -> np.ndarray:
@@ -102,7 +101,7 @@ def test_residues_by_hand_and_padding_counts_nowhere() -> None:
 def test_several_numbers_are_the_mean_of_their_columns_and_nrmse_has_no_unit() -> None:
     measured = np.array([[1.0, 100.0], [3.0, 300.0], [math.nan, 200.0]])
     predicted = np.array([[2.0, 100.0], [2.0, 300.0], [5.0, 230.0]])
-    rows = rows_for(LabelKind("regression", ("a", "b_c"), ("a", "b_c")), predicted, measured)
+    rows = rows_for(make_kind("regression", ("a", "b_c"), ("a", "b_c")), predicted, measured)
     assert rows.value("a_rmse").value == pytest.approx(1.0)
     assert rows.value("b_c_mae").value == pytest.approx(10.0)
     assert rows.value("rmse").value == pytest.approx((1.0 + math.sqrt(300)) / 2)
@@ -122,18 +121,18 @@ def some_rows(task: str, num_rows: int, chosen: np.ndarray):
         if task == "residue_regression":
             outputs = [each[:, 0] for each in outputs]
             return rows_for(kind(task, "y"), [outputs[i] for i in chosen], [labels[i] for i in chosen])
-        outputs = [to_predictions(kind(task, "CEH"), each) for each in outputs]
+        outputs = [kind(task, "CEH").to_predictions(each) for each in outputs]
         return rows_for(kind(task, "CEH"), [outputs[i] for i in chosen], [labels[i] for i in chosen])
     if task == "classification":
         labels = generator.integers(0, 2, num_rows)
         outputs = np.round(generator.normal(0, 1, (num_rows, 2)) + np.eye(2)[labels], 1)
-        return rows_for(kind(task, "ab"), to_predictions(kind(task, "ab"), outputs[chosen]), labels[chosen])
+        return rows_for(kind(task, "ab"), kind(task, "ab").to_predictions(outputs[chosen]), labels[chosen])
     labels = generator.integers(0, 2, (num_rows, 2)).astype(float)
     outputs = np.round(generator.normal(0, 1, (num_rows, 2)) + labels, 1)
     labels[::7, 0] = math.nan
     if task == "regression":
         return rows_for(kind(task, "ab"), outputs[chosen], labels[chosen])
-    return rows_for(kind(task, "ab"), to_predictions(kind(task, "ab"), outputs[chosen]), labels[chosen])
+    return rows_for(kind(task, "ab"), kind(task, "ab").to_predictions(outputs[chosen]), labels[chosen])
 
 
 ON_ALL_ROWS = ("calibration_error", "nrmse")  # bins and scales are those of all rows, in each resample
@@ -201,9 +200,9 @@ def test_a_thousand_classes_take_seconds() -> None:
     labels = generator.integers(0, 1195, 5000)
     logits = generator.normal(0, 1, (5000, 1195)).astype(np.float32)
     logits[np.arange(5000), labels] += 3
-    many = LabelKind("classification", ("y",), tuple(map(str, range(1195))))
+    many = make_kind("classification", ("y",), tuple(map(str, range(1195))))
     start = time.process_time()
-    scores = score_predictions(to_predictions(many, logits), labels, kind=many)
+    scores = score_predictions(many.to_predictions(logits), labels, kind=many)
     assert time.process_time() - start < 10
     for name in ("accuracy", "mcc", "macro_f1", "log_loss"):
         assert scores[name]["low"] < scores[name]["value"] < scores[name]["high"], name

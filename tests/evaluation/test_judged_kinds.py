@@ -14,12 +14,12 @@ from hf_ext.evaluation.metrics import Summed
 from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.evaluation.scores import compare_paired
 from hf_ext.evaluation.stopping_rule import StoppingRule
-from hf_ext.evaluation.verdict import FREQUENCIES, judge, judge_pair
-from hf_ext.labels import LabelKind
-from hf_ext.labels.outputs import to_predictions
+from hf_ext.evaluation.verdict import judge, judge_pair
+from hf_ext.labels import make_kind
 from hf_ext.text.units import less_is_better, metric_name
 
-THREE = LabelKind("classification", ("place",), ("membrane", "nucleus", "other"))
+THREE = make_kind("classification", ("place",), ("membrane", "nucleus", "other"))
+FREQUENCIES = THREE.constant_name
 NUM_ROWS = 400
 LABELS = np.random.default_rng(0).choice(3, NUM_ROWS, p=[0.6, 0.3, 0.1])
 SHARES = np.tile(np.bincount(LABELS) / NUM_ROWS, (NUM_ROWS, 1))
@@ -31,7 +31,7 @@ RISING_IS_WORSE = {"rmse", "mae", "nrmse", "log_loss", "calibration_error"} | {
 def probabilities(strength: float, seed: int = 1) -> np.ndarray:
     """Of a model that is right more often the larger `strength` is, and knows how often."""
     logits = np.random.default_rng(seed).normal(0, 1, (NUM_ROWS, 3)) + strength * np.eye(3)[LABELS]
-    return to_predictions(THREE, max(strength, 0.1) * logits + np.log(SHARES))
+    return THREE.to_predictions(max(strength, 0.1) * logits + np.log(SHARES))
 
 
 def test_a_model_above_chance_and_every_baseline_is_better_in_the_metric_of_its_kind() -> None:
@@ -75,11 +75,11 @@ def test_probabilities_not_shown_to_be_worth_more_than_shares_are_named_beside_a
 
 
 def test_label_frequencies_and_means_of_several_numbers_are_constants_to_beat() -> None:
-    several = LabelKind("multilabel", ("y",), ("a", "b"))
+    several = make_kind("multilabel", ("y",), ("a", "b"))
     has = np.stack([LABELS == 0, LABELS == 1], 1).astype(float)
     verdict = judge(has, {"model": probabilities(2)[:, :2], "label frequencies": SHARES[:, :2]}, kind=several)
     assert verdict.text.startswith("Better than the label frequencies: maximal F1 0.")
-    numbers = LabelKind("regression", ("a", "b"), ("a", "b"))
+    numbers = make_kind("regression", ("a", "b"), ("a", "b"))
     measured = np.random.default_rng(0).normal(0, [1, 100], (200, 2))
     mean = np.broadcast_to(measured.mean(axis=0), measured.shape)
     verdict = judge(measured, {"model": 0.5 * measured, "training mean": mean}, kind=numbers)
@@ -88,11 +88,11 @@ def test_label_frequencies_and_means_of_several_numbers_are_constants_to_beat() 
 
 
 def test_two_models_of_residues_are_told_apart_by_protein() -> None:
-    kind = LabelKind("residue_classification", ("y",), ("C", "E", "H"))
+    kind = make_kind("residue_classification", ("y",), ("C", "E", "H"))
     generator = np.random.default_rng(0)
     labels = [generator.integers(0, 3, length) for length in generator.integers(5, 40, 60)]
-    good = [to_predictions(kind, 2.0 * np.eye(3)[row] + generator.normal(0, 1, (len(row), 3))) for row in labels]
-    bad = [to_predictions(kind, 0.5 * np.eye(3)[row] + generator.normal(0, 1, (len(row), 3))) for row in labels]
+    good = [kind.to_predictions(2.0 * np.eye(3)[row] + generator.normal(0, 1, (len(row), 3))) for row in labels]
+    bad = [kind.to_predictions(0.5 * np.eye(3)[row] + generator.normal(0, 1, (len(row), 3))) for row in labels]
     verdict = judge_pair(labels, bad, good, kind=kind, metric="accuracy", names=("old", "new"))
     assert verdict.outcome == "better"
     assert verdict.text.startswith("new is better than old: accuracy 0.")
@@ -116,7 +116,7 @@ def test_two_models_of_residues_are_told_apart_by_protein() -> None:
     ],
 )
 def test_each_kind_has_its_deciding_metrics_among_those_that_it_scores(task, names, verdict, checkpoint) -> None:
-    kind = LabelKind(task, ("y",), tuple(names))
+    kind = make_kind(task, ("y",), tuple(names))
     metrics = metrics_of(kind)
     assert (metrics.decides, metrics.chooses) == (verdict, checkpoint)
     assert {verdict, checkpoint, *metrics.means} <= {*metrics.names}
@@ -142,7 +142,7 @@ def test_alarms_about_probabilities_are_said_where_they_are_due_and_not_of_a_goo
     assert alarms[0] == "Never predicted, though 30 labels or more are it: other."
     wrong = collapse_report(probabilities(3)[:, [1, 2, 0]], LABELS, THREE)
     assert any(text.startswith("Log loss") and "no better" in text for text in wrong["alarms"])
-    several = LabelKind("multilabel", ("y",), ("a", "b"))
+    several = make_kind("multilabel", ("y",), ("a", "b"))
     has = np.stack([LABELS == 0, LABELS == 1], 1).astype(float)
     assert collapse_report(probabilities(3)[:, :2], has, several)["alarms"] == []
     assert len(collapse_report(SHARES[:, :2], has, several)["alarms"]) >= 1
@@ -164,7 +164,7 @@ def test_an_evaluation_logs_the_metrics_of_its_kind_from_what_the_model_puts_out
 
 
 def test_early_stopping_compares_what_an_evaluation_logs() -> None:
-    kind = LabelKind("residue_regression", ("y",), ("y",))
+    kind = make_kind("residue_regression", ("y",), ("y",))
     generator = np.random.default_rng(0)
     labels = np.where(generator.random((50, 12)) < 0.7, generator.normal(0, 1, (50, 12)), -100)
     metrics = RowMetrics(kind=kind)

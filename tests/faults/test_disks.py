@@ -367,7 +367,7 @@ class NoRoom(FastTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._ext_saver.retention.make_room = lambda: None
+        self._ext_parts.saver.retention.make_room = lambda: None
 
 
 def test_the_samples_see_a_trainer_that_rotates_after_saving(tmp_path, base):

@@ -19,7 +19,7 @@ from hf_ext.data.arguments import DataArguments
 from hf_ext.data.proteins import ESM_VOCABULARY, STANDARD
 from hf_ext.errors import ArgumentError
 from hf_ext.heads.layers import choose_layers
-from hf_ext.labels import ONE_NUMBER, UNKNOWN, LabelKind
+from hf_ext.labels import ONE_NUMBER, UNKNOWN, LabelKind, make_kind
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.encoders import identify_encoder
 from hf_ext.property.arguments import AffinityArguments
@@ -139,7 +139,7 @@ def choose(encoder, rows, label, units=None, kind=ONE_NUMBER):
 @pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
 def test_the_layer_that_classes_or_several_labels_depend_on_is_found(encoder, rows, task):
     one, other, noise = (np.asarray(rows[name]) for name in ("layer1", "layer3", "noise"))
-    kind = LabelKind(task, ("label",), ("a", "b", "c") if task == "classification" else ("a", "b"))
+    kind = make_kind(task, ("label",), ("a", "b", "c") if task == "classification" else ("a", "b"))
 
     def labels(worth):
         if task == "classification":

@@ -115,7 +115,8 @@ def train_half(folder: Path, encoders: Path) -> FastTrainer:
     for name in ("ours", "accelerate"):
         trainer = build("masked_lm", folder / name, encoders, max_steps=1, max_grad_norm=0.0)
         if name == "accelerate":  # the broken twin
-            trainer._ext_backend.configure = lambda plugin=trainer.accelerator.state.fsdp_plugin: object.__setattr__(
+            backend = trainer._ext_parts.backend
+            backend.configure = lambda plugin=trainer.accelerator.state.fsdp_plugin: object.__setattr__(
                 plugin.mixed_precision_policy, "reduce_dtype", plugin.mixed_precision_policy.param_dtype
             )
         trainer.add_callback(counter := CountRounded())

@@ -7,18 +7,18 @@ from datasets import Dataset
 from transformers import TrainingArguments
 
 from hf_ext.data.arguments import DataArguments
-from hf_ext.labels import LabelKind
+from hf_ext.labels import make_kind
 from hf_ext.property.arguments import AffinityArguments
 from hf_ext.property.building import build_collator, build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 KINDS = {
-    "numbers": LabelKind("regression", ("a", "b"), ("a", "b")),
-    "classes": LabelKind("classification", ("class",), ("nucleus", "cytoplasm", "membrane")),
-    "sets": LabelKind("multilabel", ("set",), ("binds", "folds", "cuts")),
-    "residue_classes": LabelKind("residue_classification", ("structure",), ("H", "E", "C")),
-    "residue_numbers": LabelKind("residue_regression", ("exposure",), ("exposure",)),
+    "numbers": make_kind("regression", ("a", "b"), ("a", "b")),
+    "classes": make_kind("classification", ("class",), ("nucleus", "cytoplasm", "membrane")),
+    "sets": make_kind("multilabel", ("set",), ("binds", "folds", "cuts")),
+    "residue_classes": make_kind("residue_classification", ("structure",), ("H", "E", "C")),
+    "residue_numbers": make_kind("residue_regression", ("exposure",), ("exposure",)),
 }
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 MAX_RESIDUES = 30  # what the encoder reads: the longest rows are cut

@@ -7,9 +7,8 @@ import torch
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows
 
 from hf_ext.data.batches.tokenization import SequenceCollator
-from hf_ext.data.label_tensors import stack_labels
 from hf_ext.errors import ArgumentError
-from hf_ext.labels import ONE_NUMBER, LabelKind
+from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.models.affinity import AffinityModel
 from hf_ext.models.configuration import TowerSpec, build_config
 from hf_ext.models.encoders import LoraSettings, read_encoder
@@ -114,7 +113,7 @@ def test_labels_are_cut_as_sequences_are(demo_encoders, name):
 def test_tensors_of_labels_have_the_dtype_of_their_kind():
     kinds = {**KINDS, "number": ONE_NUMBER}
     values = {name: make_rows(name, 3)["label"] for name in KINDS} | {"number": [1.0, -100.0, 2.5]}
-    found = {name: stack_labels(kind, values[name]) for name, kind in kinds.items()}
+    found = {name: kind.stack(values[name]) for name, kind in kinds.items()}
     integers = {name for name, labels in found.items() if labels.dtype == torch.int64}
     assert integers == {"classes", "residue_classes"}
     assert {labels.dtype for name, labels in found.items() if name not in integers} == {torch.float32}
@@ -124,7 +123,7 @@ def test_tensors_of_labels_have_the_dtype_of_their_kind():
 
 def test_a_measured_minus_100_is_known():
     rows = {"numbers": [[-100.0, math.nan]], "residue_numbers": [[-100.0, 1.0, math.nan], [2.0]]}
-    found = {name: stack_labels(KINDS[name], values) for name, values in rows.items()}
+    found = {name: KINDS[name].stack(values) for name, values in rows.items()}
     assert found["numbers"].ne(-100).tolist() == [[True, False]]
     assert found["residue_numbers"].ne(-100).tolist() == [[True, True, False], [True, False, False]]
     assert found["numbers"][0, 0].item() == pytest.approx(-100)
@@ -177,7 +176,7 @@ def test_residues_of_two_columns_cannot_have_labels(demo_encoders):
 
 
 def test_one_number_under_another_name_is_what_it_was_without_a_kind(demo_encoders):
-    kind, args = LabelKind("regression", ("pKd",), ("pKd",)), AffinityArguments(encoders=[demo_encoders[1]])
+    kind, args = make_kind("regression", ("pKd",), ("pKd",)), AffinityArguments(encoders=[demo_encoders[1]])
     model = build_model(args, ["chain"], kind=kind)
     assert model.config.label_kind is None
     assert not model.skips_unknown

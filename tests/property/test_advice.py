@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hf_ext.evaluation.verdict import judge, judge_pair
-from hf_ext.labels import LabelKind
+from hf_ext.labels import make_kind
 from hf_ext.property.results import make_advice
 from hf_ext.property.scoring import SplitScores
 
@@ -42,7 +42,7 @@ def test_advice_follows_the_verdict_and_fine_tuning_is_for_a_good_one(prediction
     text = " ".join(make_advice(REPORT, SETTINGS, Path("out"), test))
     assert verdict.outcome == outcome
     assert said in text
-    of_residues = dataclasses.replace(test, kind=LabelKind("residue_regression", ("y",), ("y",)))
+    of_residues = dataclasses.replace(test, kind=make_kind("residue_regression", ("y",), ("y",)))
     assert "--pooling" not in " ".join(make_advice(REPORT, SETTINGS, Path("out"), of_residues))
     assert ("--use_peft" in text) == ("--split cluster" in text) == (outcome == "better")
     by_column = " ".join(make_advice({"split": {"rule": "column:part"}}, SETTINGS, Path("out"), test))

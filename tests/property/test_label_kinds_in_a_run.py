@@ -16,7 +16,7 @@ import pytest
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed
 from hf_ext.finished.evaluate import main as evaluate
 from hf_ext.finished.predict import main as predict
-from hf_ext.labels import ONE_NUMBER, LabelKind
+from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.property.building import settle_residue_steps
 from hf_ext.property.task import TASK
 from hf_ext.reporting.run_files import read_run
@@ -301,5 +301,5 @@ def test_residues_train_in_small_batches_for_few_epochs_unless_asked_otherwise(n
     args = SimpleNamespace(**settings, gradient_accumulation_steps=1, world_size=1, explicit_fields={*explicit})
     assert settle_residue_steps(args, ONE_NUMBER, num_rows) == ""
     assert settings.items() <= vars(args).items()
-    settle_residue_steps(args, LabelKind("residue_classification", ("label",), ("C", "H")), num_rows)
+    settle_residue_steps(args, make_kind("residue_classification", ("label",), ("C", "H")), num_rows)
     assert (args.per_device_train_batch_size, args.num_train_epochs) == (rows, epochs)

@@ -10,8 +10,7 @@ from scipy.special import expit, softmax
 
 from hf_ext.errors import ArgumentError
 from hf_ext.heads.calibration import LIMITS, calibrate, fit_temperature
-from hf_ext.labels import LabelKind
-from hf_ext.labels.outputs import decode, split_rows, to_predictions
+from hf_ext.labels import make_kind
 from hf_ext.property.predictor import AffinityPredictor
 
 WITH_CLASSES = ["classes", "sets", "residue_classes"]
@@ -43,7 +42,7 @@ def test_rows_are_predicted_alike_alone_in_a_batch_and_by_a_trainer(predictors, 
     trainer = make_trainer(name, tmp_path, demo_encoders[1], "frozen", speedups=["embedding_cache"])
     trainer.model.head = predictor.model.head
     lengths = [min(len(row), MAX_RESIDUES) for row in rows["chain"]]
-    stored = split_rows(KINDS[name], trainer.predict(rows).predictions, lengths)
+    stored = KINDS[name].split_rows(trainer.predict(rows).predictions, lengths)
     for found, expected in zip(as_list(stored), as_list(whole), strict=True):
         np.testing.assert_allclose(found, expected, atol=3e-3 if "residue" in name else 1e-4)
 
@@ -63,15 +62,15 @@ def test_predictions_are_names_and_numbers_in_the_order_of_the_rows(predictors):
 
 def test_what_is_decoded_by_hand():
     classes, sets, residues, numbers = (KINDS[name] for name in ("classes", "sets", "residue_classes", "numbers"))
-    assert decode(classes, np.array([[0, 2, 1], [3, 2, 1]])).tolist() == ["cytoplasm", "nucleus"]
-    assert decode(sets, np.array([[0.6, 0.4, 0.9], [0.2, 0.5, 0.1]])) == [("binds", "cuts"), ()]
+    assert classes.decode(np.array([[0, 2, 1], [3, 2, 1]])).tolist() == ["cytoplasm", "nucleus"]
+    assert sets.decode(np.array([[0.6, 0.4, 0.9], [0.2, 0.5, 0.1]])) == [("binds", "cuts"), ()]
     padded = np.array([[[9, 0, 0], [0, 9, 0]], [[0, 0, 9], [-100, -100, -100]]])
-    assert decode(residues, split_rows(residues, padded, [2, 1])) == ["HE", "C"]
-    words = LabelKind("residue_classification", ("place",), ("in", "out", "between"))
-    assert [row.tolist() for row in decode(words, split_rows(words, padded, [2, 1]))] == [["in", "out"], ["between"]]
-    assert decode(numbers, padded) is padded
-    assert to_predictions(classes, np.log([[1.0, 2, 1]])).tolist() == [pytest.approx([0.25, 0.5, 0.25])]
-    assert to_predictions(sets, np.log([[3.0, 1, 1 / 3]])).tolist() == [pytest.approx([0.75, 0.5, 0.25])]
+    assert residues.decode(residues.split_rows(padded, [2, 1])) == ["HE", "C"]
+    words = make_kind("residue_classification", ("place",), ("in", "out", "between"))
+    assert [row.tolist() for row in words.decode(words.split_rows(padded, [2, 1]))] == [["in", "out"], ["between"]]
+    assert numbers.decode(padded) is padded
+    assert classes.to_predictions(np.log([[1.0, 2, 1]])).tolist() == [pytest.approx([0.25, 0.5, 0.25])]
+    assert sets.to_predictions(np.log([[3.0, 1, 1 / 3]])).tolist() == [pytest.approx([0.75, 0.5, 0.25])]
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
@@ -124,7 +123,7 @@ def test_a_calibrated_model_has_a_lower_log_loss_and_says_so_everywhere(name, de
     assert temperature == trainer.model.config.temperature > 1
     assert trainer.evaluate()["eval_loss"] < before
     lengths = [min(len(row), MAX_RESIDUES) for row in rows["chain"]]
-    scaled = split_rows(KINDS[name], logits / temperature, lengths)
+    scaled = KINDS[name].split_rows(logits / temperature, lengths)
     found = AffinityPredictor(trainer.model, trainer.data_collator, device="cpu").predict_proba(rows)
     for row, expected in zip(found, scaled):
         np.testing.assert_allclose(row, expit(expected) if name == "sets" else softmax(expected, -1), atol=1e-4)

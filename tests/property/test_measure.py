@@ -8,13 +8,13 @@ from datasets import Dataset
 from hf_ext.arguments.parser import parse_command
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.labels import LabelKind
+from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.property.arguments import AffinityArguments
 from hf_ext.property.measure import check_measure, describe_measure, settle_measure
 from hf_ext.property.task import TASK
 from hf_ext.training_args import FastTrainingArguments
 
-CLASSES = LabelKind("classification", ("y",), ("a", "b", "c"))
+CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def parse():
 
     def parsed(words: str) -> tuple[FastTrainingArguments, str]:
         _, (model_args, args) = parse_command((AffinityArguments, FastTrainingArguments), defaults, "", words.split())
-        settle_measure(args, model_args.loss)
+        settle_measure(args, model_args.loss, ONE_NUMBER)
         return args, describe_measure(args, model_args.loss)
 
     return parsed

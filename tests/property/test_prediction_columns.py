@@ -133,7 +133,7 @@ def test_a_stream_has_no_columns_to_keep(predict, table):
     assert (header, len(rows)) == (["prediction"], 3)
     with pytest.raises(ArgumentError, match="written by hf-ext predict"):  # another program may have such a column
         predict(table)
-    with pytest.raises(ArgumentError, match="nobody could tell which rows were left out"):
+    with pytest.raises(ArgumentError, match="it could not be told which rows were left out"):
         predict(table, "--streaming", "true", "--bad_rows", "drop")
 
 

@@ -119,14 +119,14 @@ def test_what_cannot_be_read_is_refused_with_its_row(predictor: AffinityPredicto
     for rows, message in (
         (
             [{**GOOD, "light": ""}],
-            r"row 1, column 'light', value '': the sequence is missing\. .* --missing_chains of training\.\nMend",
+            r"row 1, column 'light', value '': the sequence is missing\. .* --missing_chains of training\.\nFix or",
         ),
         ([GOOD, {**GOOD, "heavy": "EV1L"}], r"row 2, column 'heavy', value 'EV1L': digit '1' at position 3 of 4"),
         ([GOOD, GOOD, {**GOOD, "antigen": None}], r"row 3, column 'antigen', value '': the sequence is missing"),
         ([GOOD, {"heavy": "EVQL", "light": "DIQM"}], r"row 2, column 'antigen', value '.*': the sequence is missing"),
         (
             [{**GOOD, "heavy": "EV-L"}],
-            r"Take gaps out.*\.\nMend these rows, or leave them out\. Options that begin with -- ",
+            r"Take gaps out.*\.\nFix or remove these rows\. Options that begin with -- ",
         ),
         ({"heavy": ["EVQL"], "light": ["DIQM"]}, r"no column 'antigen': the model reads \['heavy', .*there are"),
         ({**GOOD}, r"rows cannot be read as a table \(If using all scalar values.*: give a list of dicts"),

@@ -178,7 +178,7 @@ def eager(make_model):
 def test_a_loss_that_reads_attentions_gets_them(tmp_path, make_collator):
     expected, found, trainer = train_both(tmp_path, lambda: eager(tiny_esm), make_collator, ReadsScores, **FAST)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert "may read the scores of the model's eager attention" in trainer.plan["attention"].reason
+    assert "scores of the model's eager attention may be read" in trainer.plan["attention"].reason
     trainer.end()
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_ext import speedups
 from hf_ext.arguments.training_fields import PredictingArguments
-from hf_ext.checkpoints.compare import compare_runs, describe_run
+from hf_ext.checkpoints.compare import compare_runs
 from hf_ext.errors import ArgumentError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.memory.forecast import MemoryModel, TrainConfig
@@ -70,7 +70,8 @@ def test_it_is_offered_to_predictions_and_done_to_other_models_than_the_runs(toy
 
 
 def test_a_continued_run_must_agree_on_what_it_names(toy, tmp_path):
-    on, out = (describe_run(make_trainer(tmp_path, speedups=names)) for names in (["toy"], []))
+    trainers = [make_trainer(tmp_path, speedups=names) for names in (["toy"], [])]
+    on, out = (trainer._ext_parts.resumer.describe() for trainer in trainers)
     assert on["speedups"] == {"toy": {"strength": 3}}
     assert compare_runs(out, on).contradictions == ["speed-up toy: off in the checkpoint, {'strength': 3} now"]
     assert compare_runs(out, on, ["speedups"]).contradictions == []

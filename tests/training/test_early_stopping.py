@@ -17,7 +17,7 @@ from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, make_script, make_traine
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
 from hf_ext.evaluation import score_predictions
 from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
-from hf_ext.labels import LabelKind
+from hf_ext.labels import make_kind
 from hf_ext.trainer import FastTrainer
 
 # Improves, gets worse, wavers, and settles where it is not certainly worse than the best: patience 2 stops at step 7.
@@ -255,7 +255,7 @@ def test_a_resumed_run_neither_repeats_nor_forgets_an_alarm(tmp_path):
 
 
 def test_classes_stop_in_their_log_loss_and_their_collapse_is_alarming(tmp_path):
-    kind = LabelKind("classification", ("y",), ("low", "high"))
+    kind = make_kind("classification", ("y",), ("low", "high"))
     labels = (LABELS > 8).astype(np.int64)
     good, flat = (np.stack([np.zeros(NUM_ROWS), size * (LABELS - 8)], axis=1) for size in (2.0, 0.01))
     given = {"metrics": RowMetrics(kind=kind), "metric_for_best_model": "log_loss", "early_stopping_patience": 2}

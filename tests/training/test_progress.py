@@ -17,9 +17,9 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
+from hf_ext.reporting.speed_line import SpeedLine
 from hf_ext.reporting.throughput import ThroughputCallback
 from hf_ext.text.progress import LiveProgress, describe_metrics, describe_training, find_shortfall
-from hf_ext.training.progress import SpeedLine
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 
@@ -154,9 +154,7 @@ class Loop:
         self.now = 1000.0
         self.args, self.model = make_args(folder, **given), Scripted()
         self.throughput = ThroughputCallback(warmup_steps=1, clock=self.clock)
-        handler = SimpleNamespace(callbacks=bars)
-        trainer = SimpleNamespace(args=self.args, throughput=self.throughput, callback_handler=handler)
-        self.line = SpeedLine(trainer, self.clock)
+        self.line = SpeedLine(self.throughput, lambda: bars, self.clock)
         self.state = TrainerState(max_steps=100, is_world_process_zero=is_main)
         self.tell("train_begin")
 

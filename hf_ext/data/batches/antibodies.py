@@ -22,29 +22,33 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ...errors import DataError
+from ...labels import UNKNOWN
 from ...labels.cells import shorten
 from ..columns import factorize, read_columns
-from ..proteins import RARE, STANDARD, UNKNOWN
+from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from .tokenization import ResidueTokenizer
-from .varlen_layout import IGNORED, LayoutMaker
+from .varlen_layout import LayoutMaker
 
 ANTIGEN_TOKENIZER = "tokenizers/0"  # in a generator's folder
 StatesOf = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 
-PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
-VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN)  # in the order of their ids
+PAD = "<pad>"
+BOS = "<bos>"
+EOS = "<eos>"
+SEP = "<sep>"
+VOCABULARY = (PAD, BOS, EOS, SEP, *STANDARD, UNKNOWN_RESIDUE)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, SEP_ID = range(4)
-UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
-_LETTERS = frozenset(STANDARD + UNKNOWN + RARE)
+UNKNOWN_ID = VOCABULARY.index(UNKNOWN_RESIDUE)
+_LETTERS = frozenset(STANDARD + UNKNOWN_RESIDUE + RARE)
 
 
 def make_pair_tokenizer() -> PreTrainedTokenizerFast:
-    """The vocabulary as an ordinary fast tokenizer, for `save_pretrained` beside a model.
+    """Returns the vocabulary as an ordinary fast tokenizer, for `save_pretrained` beside a model.
 
     `tokenizer(antigen)` and `tokenizer(heavy, light)` give the ids that `PairEncoder` gives; letters that are not in
     the vocabulary become X. It adds no `token_type_ids`.
     """
-    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN_RESIDUE))
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
     tokenizer.post_processor = TemplateProcessing(
         single=f"{BOS} $A {EOS}",
@@ -53,7 +57,7 @@ def make_pair_tokenizer() -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        **{"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "unk_token": UNKNOWN},
+        **{"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "unk_token": UNKNOWN_RESIDUE},
         model_input_names=["input_ids", "attention_mask"],
     )
 
@@ -89,7 +93,7 @@ class PairEncoder:
         self.pairs = ResidueTokenizer(self.tokenizer, num_parts=2)
 
     def encode_antigens(self, antigens: Sequence[str]) -> list[np.ndarray]:
-        """(tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.
+        """Returns (tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.
 
         Raises:
             DataError: one is empty, has other characters than upper-case residues, or is longer than the encoder takes.
@@ -104,7 +108,7 @@ class PairEncoder:
         return _unpadded(self.antigens(antigens))
 
     def encode_pairs(self, heavies: Sequence[str], lights: Sequence[str | None] | None = None) -> list[np.ndarray]:
-        """(tokens,) int64 each: `<bos> heavy <sep> light <eos>`, without `<sep>` where `light` is None or "".
+        """Returns (tokens,) int64 each: `<bos> heavy <sep> light <eos>`, without `<sep>` where `light` is None or "".
 
         Raises:
             DataError: a heavy chain is empty, a chain has other characters than upper-case residues, or the columns
@@ -124,7 +128,7 @@ class PairEncoder:
         lights: Sequence[str | None] | None = None,
         affinities: Sequence[float | None] | None = None,
     ) -> dict[str, list[Any]]:
-        """Columns of a data set under the names that a generator's `forward` has, so that Trainer keeps them.
+        """Returns columns of a data set under the names that a generator's `forward` has, so that Trainer keeps them.
 
         Each distinct antigen is encoded once, and its rows share one array.
 
@@ -150,7 +154,7 @@ class PairEncoder:
 
 
 def decode_pair(ids: Iterable[int]) -> AntibodyPair:
-    """The antibody that ids spell, up to the first `<eos>`; `<bos>` at the beginning may be there or not.
+    """Returns the antibody that ids spell, up to the first `<eos>`; `<bos>` at the beginning may be there or not.
 
     Nothing is repaired: special tokens in wrong places are left out of the chains and named in `malformed`. Residues
     behind a second `<sep>` belong to neither chain. What follows `<eos>` is not looked at.
@@ -193,7 +197,9 @@ class AntibodyCollator:
     """
 
     def __init__(self, pad_token_id: int = 0, states_of: StatesOf | None = None, antigen_tokenizer: Any = None):
-        self.pad_token_id, self.states_of, self.antigen_tokenizer = pad_token_id, states_of, antigen_tokenizer
+        self.pad_token_id = pad_token_id
+        self.states_of = states_of
+        self.antigen_tokenizer = antigen_tokenizer
         self.layout: LayoutMaker | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -208,7 +214,7 @@ class AntibodyCollator:
         """
         batch: dict[str, Any] = {}
         if "labels" in rows[0]:
-            batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], IGNORED)
+            batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], UNKNOWN)
         affinities = [row.get("affinity") for row in rows]
         batch["affinity"] = torch.tensor([math.nan if one is None else float(one) for one in affinities])
         index, keys = factorize(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)
@@ -227,12 +233,13 @@ class AntibodyCollator:
             self.antigen_tokenizer.save_pretrained(Path(folder) / ANTIGEN_TOKENIZER)
 
     def count_tokens(self, dataset: Any) -> np.ndarray:
-        """(rows, 2), int64: tokens of each row's antigen and of its antibody, which are padded each on its own.
+        """Returns (rows, 2), int64: tokens of each row's antigen and of its antibody, which are padded each on its own.
 
         An upper bound of what is computed: an antigen that several rows of a batch share counts in each.
         """
         columns = read_columns(dataset, ["input_ids", "labels"])
-        return np.array([[len(antigen), len(pair)] for antigen, pair in columns], np.int64).reshape(-1, 2)
+        tokens = [[len(antigen), len(pair)] for antigen, pair in columns]
+        return np.array(tokens, np.int64).reshape(-1, 2)
 
 
 def _pad(rows: Sequence[np.ndarray], value: int) -> torch.Tensor:
@@ -247,6 +254,6 @@ def _check(what: str, sequences: Sequence[str], may_be_empty: bool = False) -> N
     for i, sequence in enumerate(sequences):
         if not isinstance(sequence, str) or not (sequence or may_be_empty) or not _LETTERS.issuperset(sequence):
             raise DataError(
-                f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case, of {STANDARD}, {UNKNOWN} and "
-                f"{RARE}. Clean the column, or leave the row out."
+                f"Row {i}, {what}: {shorten(sequence)!r}; must be residues in upper case, of {STANDARD}, "
+                f"{UNKNOWN_RESIDUE} and {RARE}. Clean the column, or leave the row out."
             )

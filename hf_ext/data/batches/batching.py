@@ -28,6 +28,10 @@ PROBES = 4  # plans drawn to fix the number of batches
 ATTEMPTS = 8  # plans drawn in an epoch before the tightest one is taken
 
 
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
 class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
     """Yields every row number once per epoch, rows of similar length together, as transformers' sampler does.
 
@@ -44,7 +48,8 @@ class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
 
     def __init__(self, lengths: list[int], group_size: int, seed: int):
         super().__init__(group_size, lengths=lengths)
-        self.seed, self.epoch = seed, 0
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of the next iteration."""
@@ -78,9 +83,10 @@ class EvenBatchSampler(Sampler[list[int]]):
     batch_size = None  # Accelerate: it is to complete nothing
     drop_last = False
 
-    def __init__(self, sampler: Any, rows_per_batch: int, world_size: int):
+    def __init__(self, sampler: object, rows_per_batch: int, world_size: int):
         self.sampler: Any = sampler  # Accelerate replaces a random one by one that it seeds by epoch
-        self.rows_per_round, self.world_size = rows_per_batch * world_size, world_size
+        self.rows_per_round = rows_per_batch * world_size
+        self.world_size = world_size
 
     @property
     def num_repeated(self) -> int:
@@ -158,11 +164,17 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 f"max_tokens_per_batch is {max_tokens} ({len(too_long)} rows are above it). Use at least "
                 f"{self.totals.max()}, or shorten the rows with --max_residues."
             )
-        self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
-        self.seed, self.packed, self.epoch, self.world_size = seed, packed, 0, world_size
-        needed = max(len(self._tightest()), *(len(self._draw(epoch, 0)) for epoch in range(PROBES)))
-        of_steps, of_rounds = (-(-needed // unit) * unit for unit in (world_size * passes_per_step, world_size))
-        self.num_batches = of_steps if of_steps <= len(self.totals) else of_rounds
+        self.max_tokens = max_tokens
+        self.max_batch_size = max_batch_size
+        self.seed = seed
+        self.packed = packed
+        self.epoch = 0
+        self.world_size = world_size
+        plans = [self._tightest(), *(self._draw(epoch, 0) for epoch in range(PROBES))]
+        needed = max(map(len, plans))
+        self.num_batches = _round_up(needed, world_size * passes_per_step)
+        if self.num_batches > len(self.totals):
+            self.num_batches = _round_up(needed, world_size)
 
     @property
     def num_repeated(self) -> int:
@@ -180,16 +192,16 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return iter(self.plan_epoch(self.epoch))
 
     def plan_epoch(self, epoch: int) -> list[list[int]]:
-        """All batches of one epoch, for all processes, in order."""
+        """Plans all batches of one epoch, for all processes, in order."""
         plans = (self._draw(epoch, attempt) for attempt in range(ATTEMPTS))
-        plan = next((plan for plan in plans if len(plan) <= self.num_batches), None) or self._tightest()
-        plan = split_batches(plan, self.num_batches)
+        plan = next((plan for plan in plans if len(plan) <= self.num_batches), None)
+        plan = split_batches(plan or self._tightest(), self.num_batches)
         first_repeated = len(plan) - self.num_repeated
         order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(first_repeated)
         return [plan[i] for i in order] + plan[first_repeated:]
 
     def _draw(self, epoch: int, attempt: int) -> list[list[int]]:
-        """One plan, seeded; it may need more or fewer batches than another."""
+        """Draws one plan, seeded; it may need more or fewer batches than another."""
         random = np.random.default_rng([self.seed, epoch, attempt])
         if self.packed:
             return self._cut(random.permutation(len(self.totals)))
@@ -200,7 +212,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return self._cut(by_length[np.argsort(moved, kind="stable")])
 
     def _tightest(self) -> list[list[int]]:
-        """The plan without any randomness, which needs about the fewest batches."""
+        """Returns the plan without any randomness, which needs about the fewest batches."""
         return self._cut(np.argsort(-self.totals if self.packed else self.totals, kind="stable"))
 
     def _cut(self, order: np.ndarray) -> list[list[int]]:
@@ -210,7 +222,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
 
 def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> list[list[int]]:
-    """Row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
+    """Returns row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
 
     What does not fit into memory then fails at once. A row that alone is above the budget is a batch.
 
@@ -218,7 +230,9 @@ def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> l
         lengths: (rows,), of each row.
     """
     each = np.asarray(lengths, np.int64).reshape(-1, 1)
-    return cut_padded(each, np.argsort(-each[:, 0], kind="stable"), max_tokens) if len(each) else []
+    if len(each):
+        return cut_padded(each, np.argsort(-each[:, 0], kind="stable"), max_tokens)
+    return []
 
 
 def cut_padded(
@@ -237,7 +251,8 @@ def cut_padded(
         padded = list(map(max, longest, tokens))
         if batch and ((len(batch) + 1) * sum(padded) > max_tokens or len(batch) == max_batch_size):
             batches.append(batch)
-            batch, padded = [], tokens
+            batch = []
+            padded = tokens
         batch.append(row)
         longest = padded
     return [*batches, batch]
@@ -259,7 +274,8 @@ def pack_best_fit(
         if place < len(room):
             left, number = room.pop(place)
         else:
-            left, number = max_tokens, len(batches)
+            left = max_tokens
+            number = len(batches)
             batches.append([])
         batches[number].append(row)
         if left > tokens and len(batches[number]) != max_batch_size:
@@ -282,8 +298,8 @@ def split_batches(batches: list[list[int]], count: int) -> list[list[int]]:
     return [split[i % len(split)] for i in range(max(count, len(split)))]
 
 
-def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> np.ndarray:
-    """Tokens per row and input as the collator will make them, special ones included.
+def count_tokens(dataset: object, collator: Any, length_column: str = "length") -> np.ndarray:
+    """Counts tokens per row and input as the collator will make them, special ones included.
 
     Args:
         dataset: map-style; for a collator that has `count_tokens`, as ours have, whatever that takes, for others rows
@@ -307,6 +323,7 @@ def count_tokens(dataset: Any, collator: Any, length_column: str = "length") -> 
             f"max_tokens_per_batch needs the tokens of every row, but the columns are {names}: add '{length_column}' "
             "(--length_column_name) or 'input_ids'."
         )
-    lengths = [int(value) if column == length_column else len(value) for (value,) in read_columns(dataset, [column])]
+    values = [value for (value,) in read_columns(dataset, [column])]
+    lengths = [int(value) if column == length_column else len(value) for value in values]
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     return -(-np.array(lengths, np.int64).reshape(-1, 1) // multiple) * multiple

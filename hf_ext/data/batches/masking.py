@@ -16,13 +16,14 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...errors import ArgumentError, DataError
+from ...labels import UNKNOWN
 from ..columns import row_lengths
 from ..proteins import STANDARD
 from .tokenization import ResidueTokenizer
-from .varlen_layout import IGNORED, LayoutMaker
+from .varlen_layout import LayoutMaker
 
 EPOCH_COLUMN = "mask_epoch"
 EVALUATION_EPOCH = -1  # which no training epoch has
@@ -116,7 +117,7 @@ class MaskedLMCollator:
         # In [0, 1), with the 53 bits that a float64 has.
         draws, treatment, letters = ((splitmix64(key, ids.shape[1]) >> np.uint64(11)) * 2.0**-53 for key in keys.T[1:])
         chosen = choose_residues(is_residue, draws, self.mlm_probability)
-        batch["labels"] = torch.from_numpy(np.where(chosen, ids, IGNORED))
+        batch["labels"] = torch.from_numpy(np.where(chosen, ids, UNKNOWN))
         is_masked = chosen & (treatment < MASK_SHARE)
         is_replaced = chosen & ~is_masked & (treatment < MASK_SHARE + RANDOM_SHARE)
         random = self._standard[(letters * len(self._standard)).astype(np.int64)]
@@ -124,7 +125,7 @@ class MaskedLMCollator:
         batch["input_ids"] = torch.from_numpy(ids)
         return batch if self.layout is None else self.layout.add_to(batch)
 
-    def count_tokens(self, dataset: Any) -> np.ndarray:
+    def count_tokens(self, dataset: object) -> np.ndarray:
         """(rows, 1), int64: tokens of each row, special ones included, after the crop."""
         (tokenizer,), residues = self.tokenizers.values(), np.array(row_lengths(dataset, self.columns), np.int64)
         return (np.minimum(residues, self.max_residues or residues) + tokenizer.template.num_special)[:, None]
@@ -193,11 +194,15 @@ class MaskingEpochCallback(TrainerCallback):
         self.collator = collator
         self._next = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Begins to count; a resumed run has its `state.epoch` by now."""
         self._next = int(state.epoch)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Trainer calls this before it asks its data loader for an iterator."""
         self.collator.set_epoch(self._next)
         self._next += 1

@@ -28,19 +28,19 @@ START = {"pass": 0, "rows": 0, "state": None, "last_row": None}  # a position is
 logger = logging.getLogger(__name__)
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether `dataset` is iterable only and has no length: of `datasets`, or a torch `IterableDataset`."""
+def is_stream(dataset: object) -> bool:
+    """Returns whether `dataset` is iterable only and has no length: of `datasets`, or a torch `IterableDataset`."""
     return isinstance(dataset, datasets.IterableDataset | TorchIterableDataset) and not hasattr(dataset, "__len__")
 
 
-def is_split_by_node(stream: Any) -> bool:
-    """Whether `datasets.distributed.split_dataset_by_node` has left this process a share of the stream only."""
+def is_split_by_node(stream: object) -> bool:
+    """Returns whether `datasets.distributed.split_dataset_by_node` has left this process a share of the stream only."""
     # Private: nothing public says so (datasets 5.2).
     return isinstance(stream, datasets.IterableDataset) and stream._distributed is not None
 
 
-def parts_of(stream: Any) -> Iterator[Any]:
-    """What a stream of `datasets` is made of, from its end back to its sources; nothing of other streams."""
+def parts_of(stream: object) -> Iterator[Any]:
+    """Yields what a stream of `datasets` is made of, from its end back to its sources; nothing of other streams."""
     # Private: nothing public says so (datasets 5.2).
     inner = [getattr(stream, name) for name in ("_ex_iterable", "ex_iterable") if hasattr(stream, name)]
     for part in [*inner, *getattr(stream, "ex_iterables", [])]:
@@ -48,8 +48,8 @@ def parts_of(stream: Any) -> Iterator[Any]:
         yield from parts_of(part)
 
 
-def can_seek(stream: Any) -> bool:
-    """Whether `stream.load_state_dict` continues with the very row that comes after `stream.state_dict`.
+def can_seek(stream: object) -> bool:
+    """Returns whether `stream.load_state_dict` continues with the very row that comes after `stream.state_dict`.
 
     `datasets` says that its states are exact but for shuffle buffers, whose contents they leave out, and for batches
     made of Arrow, pandas or polars tables. Streams of torch have no states.
@@ -101,7 +101,9 @@ class StreamBatchSampler(Sampler[list[Any]]):
     def __init__(
         self, stream: Any, rows_per_batch: int, *, pass_column: str | None = None, num_remembered: int = 1024
     ) -> None:
-        self.stream, self.rows_per_batch, self.pass_column = stream, rows_per_batch, pass_column
+        self.stream = stream
+        self.rows_per_batch = rows_per_batch
+        self.pass_column = pass_column
         self._can_seek = can_seek(stream)
         self._has_sought = self._has_begun = False
         self._num_dropped = self._num_batches = 0
@@ -120,7 +122,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
             yield batch
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
-        """The position after the first `num_batches` batches, over all processes; JSON can hold it."""
+        """Returns the position after the first `num_batches` batches, over all processes; JSON can hold it."""
         return dict(self._positions[num_batches - self._num_batches - 1])
 
     def load_state_dict(self, state: Mapping[str, Any], num_batches: int = 0, num_dropped: int | None = None) -> None:
@@ -151,7 +153,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
         self._num_batches += 1
 
     def _read(self, position: Mapping[str, Any]) -> Iterator[Any]:
-        """Rows after `position`; keeps `_pass` and `_num_rows` at the row that was yielded last."""
+        """Yields rows after `position`; keeps `_pass` and `_num_rows` at the row that was yielded last."""
         first = self._pass = position["pass"]
         self._num_rows = position["rows"]
         rows = self._open(position["state"])
@@ -168,11 +170,14 @@ class StreamBatchSampler(Sampler[list[Any]]):
                     f"The training stream gave no rows in pass {first}: it is empty, or can be read only once and has "
                     "fewer rows than --max_steps needs. Give one that can be read again, or lower --max_steps."
                 )
-            self._pass, self._num_rows = self._pass + 1, 0
+            self._pass += 1
+            self._num_rows = 0
             rows = self._open(None)
 
     def _mark(self, row: Any) -> Any:
-        return row if self.pass_column is None else {**row, self.pass_column: self._pass}
+        if self.pass_column is None:
+            return row
+        return {**row, self.pass_column: self._pass}
 
     def _open(self, state: Any) -> Iterator[Any]:
         """Iterates over pass `_pass`, from its beginning or from where `state` was taken."""
@@ -202,7 +207,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
             )
 
 
-def _digest(row: Any) -> str:
-    """Enough of a row to tell it from others; what JSON does not know counts by its type."""
+def _digest(row: object) -> str:
+    """Returns enough of a row to tell it from others; what JSON does not know counts by its type."""
     text = json.dumps(row, default=lambda unknown: type(unknown).__name__, skipkeys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

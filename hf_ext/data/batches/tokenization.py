@@ -19,12 +19,11 @@ from transformers import AutoTokenizer
 
 from ...errors import ArgumentError, DataError
 from ...files import parse_json, write_text
-from ...labels import ONE_NUMBER, LabelKind
+from ...labels import ONE_NUMBER, LabelKind, kind_from_state
 from ...pretrained import reading
 from ..arguments import TooLong
 from ..columns import column_names, read_columns, row_lengths
-from ..label_tensors import stack_labels
-from ..proteins import RARE, STANDARD, UNKNOWN
+from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 
 MAX_UNKNOWN_SHARE = 0.01
 STREAM_CHECK_ROWS = 1000
@@ -351,7 +350,7 @@ class SequenceCollator:
             settings = parse_json(path.read_bytes())
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
             options = {name: settings[name] for name in OPTIONS}
-            kind = LabelKind.from_state(settings["label_kind"])
+            kind = kind_from_state(settings["label_kind"])
         except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
             text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
             raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
@@ -372,7 +371,7 @@ class SequenceCollator:
         else:
             rows, batch = features, {}
             if "label" in rows[0]:
-                batch["labels"] = stack_labels(self.kind, [row["label"] for row in rows], self.longest)
+                batch["labels"] = self.kind.stack([row["label"] for row in rows], self.longest)
             if "bound" in rows[0]:
                 batch["bounds"] = torch.tensor([int(row["bound"]) for row in rows])
         if rows:
@@ -380,7 +379,7 @@ class SequenceCollator:
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
         return batch
 
-    def count_tokens(self, dataset: Any) -> np.ndarray:
+    def count_tokens(self, dataset: object) -> np.ndarray:
         """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has."""
         names, counted = set(column_names(dataset)), []
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
@@ -400,7 +399,7 @@ class SequenceCollator:
         present = [parts for parts in inputs if any(parts)]
         # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
         # be split among them, and its weights get gradients, of zero.
-        batch = self.encode(name, *zip(*(present or [(UNKNOWN,) * len(columns)])))
+        batch = self.encode(name, *zip(*(present or [(UNKNOWN_RESIDUE,) * len(columns)])))
         has_input = torch.tensor([any(parts) for parts in inputs])
         batch["place"] = torch.where(has_input, has_input.cumsum(0) - 1, -1)
         return batch

@@ -13,22 +13,23 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-IGNORED = -100  # labels that transformers' losses leave out
+from ...labels import UNKNOWN
 
 
 class _Movable:
     """Moves its tensors, and parts that are movable, as Accelerate and torch's loaders move each part of a batch."""
 
     def to(self: Any, device: torch.device | str | int, non_blocking: bool = False) -> Any:
-        """The same on a device."""
+        """Returns the same on a device."""
         return self._map(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self: Any) -> Any:
-        """The same in memory that a device reads while the host goes on."""
+        """Returns the same in memory that a device reads while the host goes on."""
         return self._map(lambda part: part.pin_memory())
 
     def _map(self: Any, function: Callable[[Any], Any]) -> Any:
-        return replace(self, **{name: function(part) for name, part in vars(self).items() if hasattr(part, "to")})
+        moved = {name: function(part) for name, part in vars(self).items() if hasattr(part, "to")}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class VarlenLayout(_Movable):
 
     @classmethod
     def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> VarlenLayout:
-        """From an attention mask (n, width), non-zero where a token is; rows may be padded anywhere.
+        """Builds the layout of an attention mask (n, width), non-zero where a token is; rows may be padded anywhere.
 
         Args:
             round_up: fill the row up to one of a few lengths (`bounded_length`), so that compiled code sees few shapes.
@@ -75,11 +76,14 @@ class VarlenLayout(_Movable):
         keep = mask.bool()
         counts = keep.sum(1)
         order = counts.argsort(stable=True)
-        counts, keep = counts[order], keep[order]
-        num_starts = (pad(keep, (1, 0)).int().diff(dim=1) == 1).sum(1)
+        counts = counts[order]
+        keep = keep[order]
+        begins = pad(keep, (1, 0)).int().diff(dim=1) == 1
+        num_starts = begins.sum(1)
         *lengths, most_starts = torch.cat([counts, num_starts.amax()[None]]).tolist()  # one read
         row, column = keep.nonzero(as_tuple=True)
-        num, longest = len(row), max(lengths, default=0)
+        num = len(row)
+        longest = max(lengths, default=0)
         filled = bounded_length(num) - num if round_up else 0
         pieces = [min(longest, filled - start) for start in range(0, filled, max(1, longest))]
         ends = torch.tensor([0, *lengths, *pieces], device=mask.device).cumsum(0)
@@ -113,26 +117,27 @@ class VarlenLayout(_Movable):
             start += count * length
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
-        """(n, width, ...) to (1, T, ...); the filling is zero."""
+        """Packs (n, width, ...) to (1, T, ...); the filling is zero."""
         packed = padded.flatten(0, 1).index_select(0, self.indices)
         if self.num_filled:
             packed = torch.cat([packed, packed.new_zeros(self.num_filled, *packed.shape[1:])])
         return packed[None]
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """(1, T, ...) to (n, width, ...), zero where padding was."""
+        """Unpacks (1, T, ...) to (n, width, ...), zero where padding was."""
         return self.scatter(packed).unflatten(0, self.shape)
 
     def scatter(self, packed: torch.Tensor, filler: torch.Tensor | None = None) -> torch.Tensor:
-        """As `unpack`, to (n * width, ...); with `filler` (...) in place of zeros."""
+        """Unpacks to (n * width, ...); with `filler` (...) in place of zeros."""
         rows, width = self.shape
         real, _ = packed.squeeze(0).split([len(self.indices), self.num_filled])  # a slice's gradient is filled up
         size = (rows * width, *real.shape[1:])
-        return (real.new_zeros(size) if filler is None else filler.expand(size)).index_copy(0, self.indices, real)
+        filled = real.new_zeros(size) if filler is None else filler.expand(size)
+        return filled.index_copy(0, self.indices, real)
 
 
 def bounded_length(length: int) -> int:
-    """The smallest length from `length` on with four significant bits: 8 lengths per doubling, at most 1/8 more."""
+    """Returns the smallest length from `length` on with four significant bits: at most 1/8 more."""
     step = 1 << max(0, length.bit_length() - 4)
     return -(-length // step) * step
 
@@ -166,15 +171,15 @@ class LayoutMaker:
     locates_labels: bool = False
 
     def add_to(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """`batch`, with its `layout`."""
+        """Returns `batch`, with its `layout`."""
         segments = VarlenLayout.from_mask(batch["attention_mask"], self.round_up) if self.packs else None
         labelled = locate_labels(batch["labels"]) if self.locates_labels else None
         return {**batch, "layout": BatchLayout(tuple(batch["input_ids"].shape), segments, labelled)}
 
 
 def locate_labels(labels: torch.Tensor) -> torch.Tensor:
-    """Where in the flattened `labels` a label stands, (k,), int64. Cost: one read where they are on a device."""
-    return labels.flatten().ne(IGNORED).nonzero().squeeze(1)
+    """Returns where in the flattened `labels` a label stands, (k,), int64. Cost: one read from the device."""
+    return labels.flatten().ne(UNKNOWN).nonzero().squeeze(1)
 
 
 def change_layout(collator: Any, **changes: bool) -> None:

@@ -24,7 +24,7 @@ RETRIEVAL = "nearest-antigen retrieval"
 def judge_copies(
     rows: AntibodyRows, training: AntibodyRows, sampling: Sampling
 ) -> tuple[dict[str, Score], dict[str, np.ndarray]]:
-    """How many of n outputs are distinct, and how many are copies of training antibodies.
+    """Counts how many of n outputs are distinct, and how many are copies of training antibodies.
 
     Args:
         sampling: its units are those of `rows`.
@@ -52,17 +52,18 @@ def judge_copies(
 
 
 def _unique_shares(values: Sequence[Any]) -> np.ndarray:
-    """1 / how often each value occurs, NaN for None: the mean is distinct values by values.
+    """Returns 1 / how often each value occurs, NaN for None: the mean is distinct values by values.
 
     As a share, bool, where each occurs once: then resamples cannot tell how rare a repeat is.
     """
     counts = Counter(values)
     shares = np.array([np.nan if one is None else 1 / counts[one] for one in values], dtype=np.float64)
-    return shares == 1 if len(shares) and (shares == 1).all() else shares
+    is_distinct = shares == 1
+    return is_distinct if len(shares) and is_distinct.all() else shares
 
 
 def find_nearest(rows: AntibodyRows, training: AntibodyRows) -> dict[str, np.ndarray]:
-    """Identity of each output to the nearest training chain, and whether it is a copy; (n,) each.
+    """Computes the identity of each output to the nearest training chain, and whether it is a copy; (n,) each.
 
     Returns:
         nearest_heavy: a chain that is less than 70 % identical to any counts as 70 %; nearest_cdr3, of heavy chains:
@@ -80,7 +81,7 @@ def find_nearest(rows: AntibodyRows, training: AntibodyRows) -> dict[str, np.nda
 
 
 def find_recovery(rows: AntibodyRows, held_out: AntibodyRows, seed: int = 0) -> FloatArray:
-    """Identity of every output's CDR-H3 to that of the held-out binder of its antigen that is most alike.
+    """Computes the identity of every output's CDR-H3 to that of the held-out binder of its antigen that is most alike.
 
     More binders make a higher number likelier: compare only what was held against the same ones, as the baselines are.
 
@@ -94,12 +95,15 @@ def find_recovery(rows: AntibodyRows, held_out: AntibodyRows, seed: int = 0) -> 
     Cost: 10 us per output and binder of its antigen.
     """
     generator = np.random.default_rng(seed)
-    mine, theirs, asked = _cdr3s(rows), _cdr3s(held_out), places_of(rows.antigens)
+    mine = _cdr3s(rows)
+    theirs = _cdr3s(held_out)
+    asked = places_of(rows.antigens)
     found = np.full(len(rows), np.nan)
     for antigen, binders in places_of(held_out.antigens).items():
         chosen = binders if len(binders) <= MAX_BINDERS else generator.permutation(binders)[:MAX_BINDERS]
         places = asked.get(antigen, [])
-        found[places] = _nearest([mine[i] for i in places], [theirs[i] for i in chosen], 0.0, empty=0.0)
+        outputs = [mine[i] for i in places]
+        found[places] = _nearest(outputs, [theirs[i] for i in chosen], 0.0, empty=0.0)
     return found
 
 
@@ -108,7 +112,7 @@ def _cdr3s(rows: AntibodyRows) -> list[str]:
 
 
 def _nearest(mine: Sequence[str], theirs: Sequence[str], floor: float, empty: float = np.nan) -> FloatArray:
-    """Identity of each sequence to the nearest of the others, or the floor; `empty` for "", NaN without others."""
+    """Computes the identity of each sequence to the nearest other, or the floor; `empty` for "", NaN without others."""
     references = [one for one in theirs if one]
     if not references:
         return np.full(len(mine), np.nan)
@@ -117,7 +121,7 @@ def _nearest(mine: Sequence[str], theirs: Sequence[str], floor: float, empty: fl
 
 
 def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 0) -> dict[str, AntibodyRows]:
-    """One antibody per row and rule, row by row as the model's outputs.
+    """Makes one antibody per row and rule, row by row as the model's outputs.
 
     "random residues": drawn at the training chains' frequencies, as long as a drawn pair's chains. "shuffled
     antibodies": a drawn training pair, whatever it binds. "nearest-antigen retrieval": a drawn pair of the training
@@ -136,12 +140,13 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
         raise DataError("There are no training antibodies: baselines are made of them. Give the rows of train.")
     generator = np.random.default_rng(seed)
     lengths = training.select(_draw(len(training), len(antigens), generator))
-    heavy, light = (_write_noise(lengths.chain(one), training.chain(one), generator) for one in CHAINS)
+    heavy, light = [_write_noise(lengths.chain(one), training.chain(one), generator) for one in CHAINS]
     shuffled = training.select(_draw(len(training), len(antigens), generator))
     members = places_of(training.antigens)
     chosen = np.zeros(len(antigens), np.int64)
     for antigen, rows in places_of(find_nearest_antigens(antigens, [*members])).items():
-        chosen[rows] = np.asarray(members[antigen])[_draw(len(members[antigen]), len(rows), generator)]
+        of_antigen = np.asarray(members[antigen])
+        chosen[rows] = of_antigen[_draw(len(of_antigen), len(rows), generator)]
     retrieved = training.select(chosen)
     return {
         RANDOM: AntibodyRows.of_columns(heavy, light, antigens),
@@ -151,21 +156,23 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
 
 
 def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> list[str]:
-    """(n,) the one of distinct `known` antigens that shares most 3-mers with each, by cosine; of equals the first."""
+    """Finds, (n,), the one of distinct `known` antigens that shares most 3-mers with each; of equals the first."""
     distinct = list(dict.fromkeys(antigens))
-    found = {antigen: known[place] for antigen, place in zip(distinct, kmer_cosines(distinct, known).argmax(axis=1))}
+    places = kmer_cosines(distinct, known).argmax(axis=1)
+    found = {antigen: known[place] for antigen, place in zip(distinct, places)}
     return [found[antigen] for antigen in antigens]
 
 
 def _write_noise(lengths: Sequence[str], chains: Sequence[str], generator: np.random.Generator) -> list[str]:
-    """Residues at the frequencies of `chains`, as many as each of `lengths` has."""
-    text, letters = "".join(chains), sorted(RESIDUES)
+    """Draws residues at the frequencies of `chains`, as many as each of `lengths` has."""
+    text = "".join(chains)
+    letters = sorted(RESIDUES)
     counts = np.array([text.count(one) for one in letters], np.float64)
     shares = counts / counts.sum() if counts.sum() else np.full(len(letters), 1 / len(letters))
     return ["".join(generator.choice(letters, size=len(one), p=shares)) for one in lengths]
 
 
 def _draw(num: int, size: int, generator: np.random.Generator) -> np.ndarray:
-    """`size` of `num` places, none a second time before all were taken."""
+    """Draws `size` of `num` places, none a second time before all were taken."""
     rounds = [generator.permutation(num) for _ in range(-(-size // num))]
     return np.concatenate(rounds or [np.zeros(0, dtype=np.int64)])[:size]

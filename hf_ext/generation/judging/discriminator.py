@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class Discriminator:
         return cls(predictor, find_roles(predictor.columns), find_doubt(folder))
 
     def predict(self, rows: AntibodyRows) -> FloatArray:
-        """(n,) label units; NaN for rows that it cannot read: malformed, no such chain, too long for its encoder.
+        """Predicts affinities, (n,), label units; NaN for rows that it cannot read: malformed, no such chain, too long.
 
         Raises:
             DataError: an antigen holds what is no residue, or a prediction is not finite.
@@ -80,12 +81,12 @@ class Discriminator:
 
 
 def find_roles(columns: Sequence[str]) -> dict[str, str]:
-    """Which of heavy chain, light chain and antigen each column of a model is, by a word of its name.
+    """Finds which of heavy chain, light chain and antigen each column of a model is, by a word of its name.
 
     Raises:
         ArgumentError: names do not tell, or tell the same of two.
     """
-    words = {name: {*name.lower().replace("-", "_").replace(" ", "_").split("_")} for name in columns}
+    words = {name: {*re.split("[-_ ]", name.lower())} for name in columns}
     fitting = {name: [role for role, known in _NAMES.items() if words[name] & {*known}] for name in columns}
     roles = {name: each[0] for name, each in fitting.items() if len(each) == 1}
     if len({*roles.values()}) < len(columns):
@@ -98,14 +99,16 @@ def find_roles(columns: Sequence[str]) -> dict[str, str]:
 
 
 def find_doubt(folder: str | Path) -> str | None:
-    """What the record beside a model says against it, a clause; None where it beat every baseline on its test rows."""
+    """Finds what the record of a model says against it, a clause; None where it beat every baseline on test rows."""
     try:
         verdict = read_record(RunRecord, Path(folder) / "all_results.json").verdict
     except (OSError, DataError):
         verdict = VerdictRecord()
     if not verdict.text:
         return "what it is worth is not known: no verdict of its own test is beside it"
-    return None if verdict.outcome == "better" else f"its own record says: {verdict.text.splitlines()[0].rstrip('.')}"
+    if verdict.outcome == "better":
+        return None
+    return f"its own record says: {verdict.text.splitlines()[0].rstrip('.')}"
 
 
 def judge_affinities(
@@ -127,6 +130,7 @@ def judge_affinities(
     if asked is None:
         return scores
     has_value = ~np.isnan(predicted)
-    drawn, wanted = sampling.of_rows(has_value), np.asarray(asked, np.float64)[has_value]
+    drawn = sampling.of_rows(has_value)
+    wanted = np.asarray(asked, np.float64)[has_value]
     found = score_predictions(predicted[has_value], wanted, threshold=None, **drawn)
     return {**scores, "correlation": of_units(found["spearman"], drawn["units"])}

@@ -23,7 +23,9 @@ HELD_OUT = "held-out antibodies"
 MAX_NAMED = 5  # kinds of faults that are listed
 RECOVERY = "CDR-H3 recovery"  # in which the model is compared with each baseline
 # Shares of outputs: a generator fails below the first two, from the third on. A sound one has 0.96 distinct, and more.
-INVALID_BELOW, COLLAPSED_BELOW, MEMORISED_FROM = 0.5, 0.5, 0.5
+INVALID_BELOW = 0.5
+COLLAPSED_BELOW = 0.5
+MEMORISED_FROM = 0.5
 
 Effect = dict[str, Any]  # see `judge_condition`
 
@@ -99,7 +101,8 @@ def judge_generated(
         if discriminator is not None:
             by_row["affinity"] = discriminator.predict(rows)
             scores |= judge_affinities(by_row["affinity"], drawn, asked if name == MODEL else None, threshold)
-        sets[name], measures[name] = scores, by_row
+        sets[name] = scores
+        measures[name] = by_row
 
     judge_set(MODEL, generated)
     baselines = make_baselines(generated.antigens, training, sampling.seed)
@@ -119,7 +122,7 @@ def judge_generated(
 
 
 def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
-    """What gates ask for, of what `judge_generated` returned: valid, unique, share_above, correlation, beats_random.
+    """Finds the numbers that gates compare in what `judge_generated` returned.
 
     None: not measured, or by a discriminator that is not to be believed.
     """
@@ -141,7 +144,7 @@ def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
 def decide(
     model: Mapping[str, Any], recovery: Mapping[str, PairedComparison], effects: Sequence[Effect], doubt: str | None
 ) -> dict[str, Any]:
-    """What a report says first: failures of the generator, the doubt about its discriminator, then what else was found.
+    """Decides what a report says first: failures of the generator, doubts about its discriminator, then the rest.
 
     Args:
         model: scores of the outputs.
@@ -175,8 +178,10 @@ def decide(
 
 
 def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of the outputs by themselves."""
-    valid, unique, memorised = (model[name]["value"] for name in ("valid", "unique_pairs", "memorised"))
+    """Yields faults of the outputs by themselves."""
+    valid = model["valid"]["value"]
+    unique = model["unique_pairs"]["value"]
+    memorised = model["memorised"]["value"]
     if valid < INVALID_BELOW:
         text = f"invalid: {share(valid)} of outputs are antibodies by their conserved residues' pattern"
         yield Finding("invalid", text, True)
@@ -188,7 +193,7 @@ def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _compare_with_baselines(compared: Mapping[str, PairedComparison]) -> Finding:
-    """With the baseline that the model beats least surely."""
+    """Compares with the baseline that the model beats least surely."""
     known = {baseline: one for baseline, one in compared.items() if one.improvement is not None}
     if not known:
         return Finding("undecided", f"not compared with any baseline: no row has a {RECOVERY}")

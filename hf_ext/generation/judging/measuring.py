@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...data.splits import draw_rows
 from ...errors import DataError
@@ -35,7 +35,11 @@ from ..stages import GATES_NAME, check_gates, have_passed, write_gates
 from .discriminator import Discriminator
 from .judgement import Effect, find_gate_numbers, judge_condition, judge_generated, shuffle_affinities, shuffle_antigens
 
-EPOCH_SAMPLES, GENERATED = "epoch_samples.jsonl", "generated.csv"
+if TYPE_CHECKING:
+    from ..trainer import FastTrainer
+
+EPOCH_SAMPLES = "epoch_samples.jsonl"
+GENERATED = "generated.csv"
 MAX_MEASURED = 2000  # rows of a split whose losses are computed; a seeded sample of more
 
 logger = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ def sample_rows(
     affinities: Sequence[float] | None = None,
     **decoding: Any,
 ) -> AntibodyRows:
-    """One antibody for each of `antigens`, which may repeat: then each is another draw.
+    """Samples one antibody for each of `antigens`, which may repeat: then each is another draw.
 
     Args:
         affinities: (n,) asked for; None: unknown.
@@ -79,18 +83,25 @@ class EpochSamples(TrainerCallback):
 
     def __init__(self, folder: Path, args: GeneratorArguments, data: PairData, inputs: Inputs, seed: int):
         self._path = folder / EPOCH_SAMPLES
-        self._known, self._needs_light = set(data.antibodies("train").pairs), data.needs_light
+        self._known = set(data.antibodies("train").pairs)
+        self._needs_light = data.needs_light
         distinct = list(dict.fromkeys(data.antibodies("validation").antigens))
         self._antigens = [distinct[i % len(distinct)] for i in range(args.num_epoch_samples)]
-        self._inputs, self._decoding, self._seed = inputs, args.decoding, seed
+        self._inputs = inputs
+        self._decoding = args.decoding
+        self._seed = seed
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A continued run drops what was written after the step that it continues from, a new one everything."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Drops what was written after the step that a continued run continues from; in a new run everything."""
         if state.is_world_process_zero and self._path.is_file():
             self._write(state.global_step + 1 if state.global_step else 0)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Called by Trainer after each evaluation."""
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
+    ) -> None:
+        """Samples some antibodies after each evaluation, and records them."""
         if not (self._antigens and state.is_world_process_zero):
             return
         rows = sample_rows(model, self._inputs, self._antigens, self._seed, **self._decoding)
@@ -111,15 +122,18 @@ class EpochSamples(TrainerCallback):
 
     def _write(self, step: int, line: str = "") -> None:
         """Keeps the lines of steps before `step`, and adds one."""
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        write_text(self._path, "".join([one for one in lines if json.loads(one)["step"] < step] + [line]))
+        kept = []
+        if self._path.is_file():
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [one for one in lines if json.loads(one)["step"] < step]
+        write_text(self._path, "".join([*kept, line]))
 
 
 # --- of a trained model ---------------------------------------------------------------------------------------------
 
 
 def measure(
-    trainer: Any,
+    trainer: FastTrainer,
     stage: int,
     args: GeneratorArguments,
     data: PairData,
@@ -133,7 +147,9 @@ def measure(
     Returns:
         What `all_results.json` says of it, and the same for a terminal: verdict, scores beside baselines, gates.
     """
-    seed, model, folder = trainer.args.seed, trainer.model, Path(str(trainer.args.output_dir))
+    seed = trainer.args.seed
+    model = trainer.model
+    folder = Path(str(trainer.args.output_dir))
     train = _sum_losses(trainer, inputs.tokenize(*data.take("train", seed, MAX_MEASURED)))
     token_loss = float(train[:, 0].sum() / train[:, 2].sum())
     effects = measure_effects(trainer, data, inputs)
@@ -153,8 +169,13 @@ def measure(
             asked=asked,
             needs_light=data.needs_light,
         )
-        columns: dict[str, Any] = {"antigen": written.antigens, "heavy": written.heavy, "light": written.light}
-        columns |= {"malformed": written.malformed, **by_row}
+        columns: dict[str, Any] = {
+            "antigen": written.antigens,
+            "heavy": written.heavy,
+            "light": written.light,
+            "malformed": written.malformed,
+            **by_row,
+        }
         if asked is not None:
             columns["asked_affinity"] = asked
         write_csv(folder / GENERATED, columns)
@@ -179,21 +200,23 @@ def measure(
         }
         sets = judged["sets"]
         rows = [[gate["name"], PASSED[gate["passed"]], format_cell(gate["value"]), gate["reason"]] for gate in gates]
-        tables = [format_table(score_rows(sets), ["", *sets]), format_table(rows, ["gate", "", "value", "why"])]
-        return facts, "\n\n".join(["\n".join([facts["verdict"]["text"], *judged["notes"]]), *tables])
+        tables = [format_table(score_rows(sets), ["", *sets])]
+        tables.append(format_table(rows, ["gate", "", "value", "why"]))
+        text = "\n".join([facts["verdict"]["text"], *judged["notes"]])
+        return facts, "\n\n".join([text, *tables])
 
     return do_on_main(trainer.args, judge_outputs)
 
 
-def _sum_losses(trainer: Any, tokens: Dataset) -> FloatArray:
-    """(n, 3) of rows in evaluation mode: summed loss in nats, right tokens, tokens. All processes call it."""
+def _sum_losses(trainer: FastTrainer, tokens: Dataset) -> FloatArray:
+    """Sums per row in evaluation mode, (n, 3): loss in nats, right tokens, tokens. All processes call it."""
     sums = np.asarray(trainer.predict(tokens).predictions, np.float64)
     check_scored(sums, "measured")
     return sums
 
 
 def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], list[float] | None]:
-    """The antigen of each output that is judged, and the affinity that it is asked to have.
+    """Chooses the antigen of each output that is judged, and the affinity that it is asked to have.
 
     Of more test antigens than `num` a seeded choice; of fewer each so often that there are `num` outputs and more.
     Affinities are drawn from those of training; None where there are none.
@@ -202,16 +225,19 @@ def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], li
     distinct = [distinct[i] for i in draw_rows(len(distinct), seed, num)]
     antigens = [antigen for antigen in distinct for _ in range(math.ceil(num / len(distinct)))]
     known = data.affinities("train")
-    return antigens, None if known is None else np.random.default_rng(seed).choice(known, len(antigens)).tolist()
+    if known is None:
+        return antigens, None
+    return antigens, np.random.default_rng(seed).choice(known, len(antigens)).tolist()
 
 
 def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, seed: int) -> dict[str, Any]:
-    """How many training antigens greedy decoding writes a training antibody of their own for, to the residue.
+    """Measures of how many training antigens greedy decoding writes a training antibody of their own, to the residue.
 
     Each antigen is asked for once, with the affinity of one of its rows; `num` antigens at most, a seeded choice.
     Of antigens with several antibodies any of these counts.
     """
-    rows, affinities = data.antibodies("train"), data.affinities("train")
+    rows = data.antibodies("train")
+    affinities = data.affinities("train")
     row_of = {antigen: row for row, antigen in reversed([*enumerate(rows.antigens)])}  # the first
     distinct = list(dict.fromkeys(rows.antigens))
     antigens = [distinct[i] for i in draw_rows(len(distinct), seed, num)]
@@ -223,8 +249,8 @@ def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, see
     return {"share": right / len(antigens), "num_antigens": len(antigens)}
 
 
-def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Effect]:
-    """What the true antigen, and the true pKd, save of the loss of test rows; see `judge_condition`.
+def measure_effects(trainer: FastTrainer, data: PairData, inputs: Inputs) -> list[Effect]:
+    """Measures what the true antigen, and the true pKd, save of the loss of test rows; see `judge_condition`.
 
     All processes call it. An effect that cannot be measured is left out, and the log says why.
     """
@@ -249,9 +275,11 @@ def measure_effects(trainer: Any, data: PairData, inputs: Inputs) -> list[Effect
 
 
 def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
-    """How many evaluations after the first had a lower validation loss than all before; None without any.
+    """Counts evaluations after the first with a lower validation loss than all before; None without any.
 
     Not how long ago the last was: early stopping waits that long in every run, and the best model is the one kept.
     """
     losses = [entry["eval_token_loss"] for entry in log_history if "eval_token_loss" in entry]
-    return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i)) if losses else None
+    if losses:
+        return float(sum(loss < min(losses[:i]) for i, loss in enumerate(losses) if i))
+    return None

@@ -94,7 +94,7 @@ class GeneratorConfig(PretrainedConfig):
     decoder_start_token_id: int = BOS_ID
     tie_word_embeddings: bool = False  # what is tied here is one weight, not two
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: object):
         if self.architecture not in SIZES:
             raise ArgumentError(f"architecture={self.architecture!r}: allowed are {', '.join(SIZES)}.")
         check_ranges(self, RANGES)
@@ -116,7 +116,7 @@ class GeneratorConfig(PretrainedConfig):
 
     @classmethod
     def of_size(cls, architecture: str, size: str, **settings: Any) -> GeneratorConfig:
-        """The configuration of a named size; `settings` go over it.
+        """Builds the configuration of a named size; `settings` go over it.
 
         Args:
             size: "tiny", "small" or "full".

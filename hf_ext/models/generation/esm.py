@@ -60,7 +60,7 @@ class PretrainedEncoder(nn.Module):
             self.model = load_encoder(self.spec)
 
     def attach(self, device: torch.device) -> Any:
-        """The encoder, on `device`, loaded if it is referenced and was not yet."""
+        """Puts the encoder on `device`, loaded if it is referenced and was not yet; returns it."""
         if self.model is not None:
             return self.model
         if not self._referenced:
@@ -72,13 +72,13 @@ class PretrainedEncoder(nn.Module):
         self._referenced = []
 
     def train(self, mode: bool = True) -> PretrainedEncoder:
-        """As in torch, but frozen it stays in evaluation mode: dropout would make its states noise."""
+        """Sets the mode as torch does, but keeps what is frozen in evaluation mode: dropout would add noise."""
         return super().train(mode and self.spec.training != "frozen")
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
     ) -> EncoderStates:
-        """States of k antigens: (k, tokens, width). Frozen, it ignores autocast, so that live and cached ones agree."""
+        """Encodes k antigens: (k, tokens, width). Frozen, it ignores autocast, so that live and cached ones agree."""
         given = {"input_ids": input_ids, "attention_mask": attention_mask}
         if layout is not None:
             given["layout"] = layout
@@ -97,7 +97,7 @@ class PretrainedEncoder(nn.Module):
 def state_encoder(
     encoder: PretrainedEncoder, tokenizer: ResidueTokenizer, device: torch.device | str = "cpu"
 ) -> Callable[[Sequence[str]], list[torch.Tensor]]:
-    """What makes the states that `fill_store` stores, in float32, on `device`.
+    """Returns what makes the states that `fill_store` stores, in float32, on `device`.
 
     It maps n antigens to n tensors, (tokens, width), special tokens included, on the CPU.
     """
@@ -112,11 +112,11 @@ def state_encoder(
 
 
 def state_key(encoder: PretrainedEncoder, tokenizer: ResidueTokenizer) -> dict[str, Any]:
-    """Everything that decides the states of all antigens, for an `EmbeddingStore`."""
+    """Returns everything that decides the states of all antigens, for an `EmbeddingStore`."""
     return {
         "format": 1,
         "encoder": identify_encoder(encoder.spec),
-        "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been mended
+        "transformers": ".".join(transformers.__version__.split(".")[:2]),  # whose models may have been fixed
         "tokenizer": tokenizer.fingerprint(),
         "dtype": "torch.float32",
         "states": "of every token",

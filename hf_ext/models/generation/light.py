@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ...data.batches.varlen_layout import VarlenLayout
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates, sinusoids
 
@@ -21,12 +22,12 @@ SMALLEST = 1e-6  # of a weights' sum, so that rows without a token give 0 and no
 
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1, above 0; float32 (float64 stays)."""
+    """Computes elu(x) + 1, above 0; float32 (float64 stays)."""
     return functional.elu(x if x.dtype == torch.float64 else x.float()) + 1
 
 
 def summarise(keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """All that linear attention keeps of tokens: sum of `phi(k)` with `[v, 1]`.
+    """Computes all that linear attention keeps of tokens: sum of `phi(k)` with `[v, 1]`.
 
     Args:
         keys, values: (rows, heads, tokens, width).
@@ -43,7 +44,7 @@ def summarise(keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | Non
 
 
 def attend(queries: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
-    """Each query's mean of the values in a summary, weighted by `phi(q) phi(k)`: (rows, heads, tokens, width)."""
+    """Computes each query's mean of the values in a summary, weighted by `phi(q) phi(k)`, of the shape of `query`."""
     with _as_it_is(queries):
         return _divide(feature_map(queries) @ summary, queries)
 
@@ -51,7 +52,7 @@ def attend(queries: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
 def attend_causally(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's mean of the values up to and with its own.
+    """Computes each token's mean of the values up to and with its own.
 
     Args:
         queries, keys, values: (rows, heads, tokens, width).
@@ -66,13 +67,18 @@ def attend_causally(
     with _as_it_is(queries):
         num_tokens = queries.shape[2]
         short = -num_tokens % min(CHUNK, num_tokens)
-        mapped = [functional.pad(feature_map(x), (0, 0, 0, short)) for x in (queries, keys)]
-        q, k = (x.unflatten(2, (-1, min(CHUNK, num_tokens))) for x in mapped)  # (rows, heads, chunks, chunk, width)
-        v = functional.pad(_with_ones(values, mapped[1]), (0, 0, 0, short)).unflatten(2, (q.shape[2], -1))
+
+        def chunked(x: torch.Tensor) -> torch.Tensor:  # (rows, heads, chunks, chunk, width)
+            return functional.pad(x, (0, 0, 0, short)).unflatten(2, (-1, min(CHUNK, num_tokens)))
+
+        q = chunked(feature_map(queries))
+        k = chunked(feature_map(keys))
+        v = chunked(_with_ones(values, k))
         sums = (k.transpose(3, 4) @ v).cumsum(2)
         earlier = functional.pad(sums[:, :, :-1], (0, 0, 0, 0, 1, 0))
         if before is not None:
-            earlier, sums = earlier + before[:, :, None], sums + before[:, :, None]
+            earlier = earlier + before[:, :, None]
+            sums = sums + before[:, :, None]
         total = (q @ k.transpose(3, 4)).tril() @ v + q @ earlier
         return _divide(total.flatten(2, 3)[:, :, :num_tokens], queries), sums[:, :, -1]
 
@@ -95,18 +101,22 @@ class LinearAttention(nn.Module):
     def __init__(self, config: GeneratorConfig):
         super().__init__()
         self.num_heads = config.num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model, bias=False) for _ in range(4))
+        width = config.d_model
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(width, width, bias=False)
+        self.v = nn.Linear(width, width, bias=False)
+        self.o = nn.Linear(width, width, bias=False)
 
     def split(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        """(rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
+        """Maps (rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
         return linear(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
-        """Back again, through the last map."""
+        """Maps back to (rows, tokens, d_model), through the last map."""
         return self.o(x.transpose(1, 2).flatten(2))
 
     def summarise(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What attention keeps of the tokens `x`: see `summarise`."""
+        """Returns what attention keeps of the tokens `x`: see `summarise`."""
         return summarise(self.split(self.k, x), self.split(self.v, x), mask)
 
 
@@ -141,9 +151,9 @@ class LightEncoder(nn.Module):
         self.final_norm = nn.RMSNorm(config.d_model)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
-        """States of k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
+        """Encodes k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
         embedded = self.embed_tokens(input_ids)
         x = self.dropout(embedded + sinusoids(mask.cumsum(1) - 1, embedded.shape[2]).to(embedded.dtype))
@@ -177,8 +187,10 @@ class LightDecoder(nn.Module):
         super().__init__()
         self.num_applications = config.num_decoder_layers
         self.dropout = nn.Dropout(config.dropout)
-        self.norm, self.cross_norm = nn.RMSNorm(config.d_model), nn.RMSNorm(config.d_model)
-        self.attention, self.cross_attention = LinearAttention(config), LinearAttention(config)
+        self.norm = nn.RMSNorm(config.d_model)
+        self.cross_norm = nn.RMSNorm(config.d_model)
+        self.attention = LinearAttention(config)
+        self.cross_attention = LinearAttention(config)
         self.feed_forward = FeedForward(config)
         self.final_norm = nn.RMSNorm(config.d_model)
 
@@ -190,14 +202,17 @@ class LightDecoder(nn.Module):
         past: LightState | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, LightState | None]:
-        """(rows, tokens, d_model), and the sums after them if `use_cache`; for the arguments see `LstmDecoder`."""
+        """Returns (rows, tokens, d_model), and the sums after them if `use_cache`; arguments as of `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         state = past or LightState(self.cross_attention.summarise(states, attention_mask), self.num_applications)
         positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)
         x = self.dropout(embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype))
         for number in range(self.num_applications):
-            layer, normed = self.attention, self.norm(x)
-            q, k, v = (layer.split(linear, normed) for linear in (layer.q, layer.k, layer.v))
+            layer = self.attention
+            normed = self.norm(x)
+            q = layer.split(layer.q, normed)
+            k = layer.split(layer.k, normed)
+            v = layer.split(layer.v, normed)
             seen, state.sums[number] = attend_causally(q, k, v, state.sums[number])
             x = x + self.dropout(layer.join(seen))
             queries = self.cross_attention.split(self.cross_attention.q, self.cross_norm(x))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ...data.batches.varlen_layout import VarlenLayout
 from ...errors import ArgumentError
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates
@@ -33,9 +34,9 @@ class LstmEncoder(nn.Module):
         )
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
-        """States of k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
+        """Encodes k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
 
         Cost: one wait for the device, from which lengths are read.
         """
@@ -58,7 +59,7 @@ class LstmEncoder(nn.Module):
         return pad_packed_sequence(output, batch_first=True, total_length=embedded.shape[1])[0], last
 
     def _run_in_stretches(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
-        """All antigens side by side from one length at which some end to the next: no step is on padding.
+        """Runs all antigens side by side from one length at which some end to the next: no step is on padding.
 
         On a CPU the backward pass of a packed LSTM does not use oneDNN and is slower by far (torch 2.13). To run each
         length apart has as many steps as all lengths together; here they are those of the longest antigen.
@@ -66,9 +67,11 @@ class LstmEncoder(nn.Module):
         order = lengths.argsort(descending=True, stable=True)
         ends = [0, *lengths.unique().tolist()]
         stretches = [(start, end, int((lengths > start).sum())) for start, end in pairwise(ends)]
-        steps, left = torch.arange(embedded.shape[1]), lengths[order, None] - 1
+        steps = torch.arange(embedded.shape[1])
+        left = lengths[order, None] - 1
         mirrored = torch.where(steps <= left, left - steps, steps)[:, :, None].to(embedded.device)
-        x, last = embedded[order], []
+        x = embedded[order]
+        last = []
         for layer in range(self.lstm.num_layers):
             if layer:
                 x = functional.dropout(x, self.lstm.dropout, self.training)
@@ -78,28 +81,33 @@ class LstmEncoder(nn.Module):
             x = torch.cat([ahead, back.gather(1, mirrored.expand_as(back))], dim=2)
             last += [end_ahead, end_back]
         place = order.argsort()
-        hidden, cell = (torch.cat([way[i] for way in last])[:, place] for i in range(2))
-        return x[place], (hidden, cell)
+        hidden = torch.cat([way[0] for way in last])
+        cell = torch.cat([way[1] for way in last])
+        return x[place], (hidden[:, place], cell[:, place])
 
     def _run_one_way(self, x: torch.Tensor, stretches: list[tuple[int, int, int]], name: str) -> tuple[Any, Memory]:
-        """One layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
+        """Runs one layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
 
         Args:
             stretches: start, end, and how many rows are longer than the start.
         """
         weights = [getattr(self.lstm, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         hidden = cell = x.new_zeros(1, len(x), self.lstm.hidden_size)
-        outputs, ended = [], []
+        outputs = []
+        ended = []
         for start, end, count in stretches:
             ended.append((hidden[:, count:], cell[:, count:]))
-            begin = (hidden[:, :count].to(x.dtype).contiguous(), cell[:, :count].to(x.dtype).contiguous())
+            begin = [state[:, :count].to(x.dtype).contiguous() for state in (hidden, cell)]
             output, hidden, cell = torch.lstm(
                 x[:count, start:end], begin, weights, True, 1, 0.0, self.training, False, True
             )
             outputs.append(functional.pad(output, (0, 0, 0, 0, 0, len(x) - count)))
         ended.append((hidden, cell))
         states = functional.pad(torch.cat(outputs, dim=1), (0, 0, 0, x.shape[1] - stretches[-1][1]))
-        return states, (torch.cat([h for h, _ in ended[::-1]], dim=1), torch.cat([c for _, c in ended[::-1]], dim=1))
+        ended.reverse()
+        hidden = torch.cat([state for state, _ in ended], dim=1)
+        cell = torch.cat([state for _, state in ended], dim=1)
+        return states, (hidden, cell)
 
 
 class LstmState(DecoderState):
@@ -107,11 +115,14 @@ class LstmState(DecoderState):
 
     def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, keys: torch.Tensor | None):
         super().__init__()
-        self.hidden, self.cell, self.keys = hidden, cell, keys
+        self.hidden = hidden
+        self.cell = cell
+        self.keys = keys
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Takes the beams that go on. `keys` stay: beams of a row have one antigen."""
-        self.hidden, self.cell = (part.index_select(1, beam_idx) for part in (self.hidden, self.cell))
+        self.hidden = self.hidden.index_select(1, beam_idx)
+        self.cell = self.cell.index_select(1, beam_idx)
 
 
 class LstmDecoder(nn.Module):
@@ -126,7 +137,8 @@ class LstmDecoder(nn.Module):
 
     def __init__(self, config: GeneratorConfig):
         super().__init__()
-        width, layers = config.hidden_size, config.num_decoder_layers
+        width = config.hidden_size
+        layers = config.num_decoder_layers
         self.hidden_bridge = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
         self.cell_bridge = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
         self.dropout = nn.Dropout(config.dropout)
@@ -145,7 +157,7 @@ class LstmDecoder(nn.Module):
         past: LstmState | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, LstmState | None]:
-        """(rows, tokens, hidden), and the state after them if `use_cache`.
+        """Returns (rows, tokens, hidden), and the state after them if `use_cache`.
 
         Args:
             embedded: (rows, tokens, d_model): those that `past` has not seen.
@@ -161,13 +173,15 @@ class LstmDecoder(nn.Module):
             output = torch.tanh(self.combine(torch.cat([output, context], dim=-1)))
         if not use_cache:
             return self.dropout(output), None
-        state.hidden, state.cell = hidden, cell
+        state.hidden = hidden
+        state.cell = cell
         state.num_tokens += embedded.shape[1]
         return self.dropout(output), state
 
     def _begin(self, encoded: EncoderStates) -> LstmState:
-        """The state before the first token."""
-        memory, mean = encoded.memory, encoded.mean
+        """Returns the state before the first token."""
+        memory = encoded.memory
+        mean = encoded.mean
         if memory is None or mean is None:
             raise ArgumentError("encoder_outputs without memory and mean: give an LSTM's decoder what encode returned.")
         hidden, cell = memory.unbind(-1)

@@ -13,9 +13,11 @@ from transformers import initialization as init
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ...data.batches.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
+from ...data.batches.varlen_layout import VarlenLayout
 from ...errors import ArgumentError
+from ...labels import UNKNOWN
 from ..lora import merge_layers
-from ..losses import IGNORED, exact_loss
+from ..losses import exact_loss
 from .configuration import GeneratorConfig
 from .esm import PretrainedEncoder
 from .light import LightDecoder, LightEncoder
@@ -77,7 +79,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_new_weights(cls, config: GeneratorConfig) -> AntibodyGenerator:
-        """A generator to be trained: all weights new but those of a pretrained encoder that trains.
+        """Builds a generator to be trained: all weights new but those of a pretrained encoder that trains.
 
         Raises:
             ArgumentError: that encoder cannot be loaded.
@@ -89,7 +91,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; of a pretrained encoder those weights train that did."""
+        """Loads as transformers does; of a pretrained encoder those weights train that did."""
         loaded: Any = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if model.config.architecture == "esm":
@@ -97,12 +99,12 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         return loaded
 
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; an LSTM and the light Transformer have no layers of it to recompute: nothing is done."""
+        """Does what transformers does; an LSTM and the light Transformer have no layers to recompute: nothing."""
         if self.config.architecture in ("transformer", "esm"):
             super().activation_checkpointing_enable(*args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """As in transformers, with the names of the modules: see `AffinityModel.save_pretrained`."""
+        """Saves as transformers does, with the names of the modules: see `AffinityModel.save_pretrained`."""
         kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, **kwargs)
 
@@ -117,15 +119,17 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         """
         if self.config.architecture != "esm" or self.encoder.spec.training != "lora":
             raise ArgumentError("This generator has no adapters to merge: its antigen encoder did not train with LoRA.")
-        num_layers, spec = merge_layers(self.encoder.model), self.encoder.spec
-        spec.training, spec.lora = "full", {}
+        num_layers = merge_layers(self.encoder.model)
+        spec = self.encoder.spec
+        spec.training = "full"
+        spec.lora = {}
         self.encoder.set_trainable()
         self.config.antigen_encoder = asdict(spec)
         return num_layers
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """T5's scales (what a layer puts out is as large as what goes in), for layers that are not T5's own."""
+        """Draws weights at T5's scales (outputs as large as inputs) for layers that are not T5's own."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, mean=0.0, std=module.in_features**-0.5)
             if module.bias is not None:
@@ -137,26 +141,26 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """No: the decoder makes what it caches, which is keys and values in two of the architectures only."""
+        """Returns False: the decoder makes what it caches, keys and values in two of the architectures only."""
         return False
 
     def get_input_embeddings(self) -> nn.Module:
         return self.shared
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder reads to write `labels`, (rows, tokens): `<bos>`, then all but the last; -100 as padding."""
+        """Returns what the decoder reads to write `labels`, (rows, tokens): `<bos>`, then all but the last."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
         ids = torch.cat([start, labels[:, :-1]], dim=1)
-        return ids.masked_fill(ids.eq(IGNORED), self.config.pad_token_id)
+        return ids.masked_fill(ids.eq(UNKNOWN), self.config.pad_token_id)
 
     def encode(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_outputs: Any = None,
-        layout: Any = None,
+        layout: VarlenLayout | None = None,
     ) -> EncoderStates:
-        """The encoder's states of k antigens: those given, or those of `input_ids`, (k, tokens).
+        """Returns the encoder's states of k antigens: those given, or those of `input_ids`, (k, tokens).
 
         Raises:
             ArgumentError: neither is given.
@@ -176,13 +180,13 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
+        encoder_outputs: object = None,
         antigen_index: torch.Tensor | None = None,
         affinity: torch.Tensor | None = None,
         cache: Any = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        layout: Any = None,
+        layout: VarlenLayout | None = None,
         return_dict: bool | None = None,
     ) -> Any:
         """Scores of each next token of n rows, and the loss.
@@ -229,7 +233,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         else:
             logits = functional.linear(hidden * self.config.d_model**-0.5, self.shared.weight)
         loss = None if labels is None else exact_loss("tokens", self.config, logits, labels, num_items_in_batch)
-        states = encoded.last_hidden_state
+        states: Any = encoded.last_hidden_state
         output = Seq2SeqLMOutput(loss=loss, logits=logits, cache=cache, encoder_last_hidden_state=states)
         return output.to_tuple() if return_dict is False else output
 
@@ -240,12 +244,12 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         *args: Any,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        encoder_outputs: Any = None,
+        encoder_outputs: object = None,
         antigen_index: torch.Tensor | None = None,
-        layout: Any = None,
-        **kwargs: Any,
+        layout: VarlenLayout | None = None,
+        **kwargs: object,
     ) -> Any:
-        """Antibodies as token ids from `<bos>` on, (rows * num_return_sequences, tokens): transformers' `generate`.
+        """Generates antibodies by transformers' `generate`: ids from `<bos>` on, (rows * num_return_sequences, tokens).
 
         Takes a batch of the collator's as it is. Each antigen is encoded once, for all rows, beams and samples that it
         has.
@@ -266,7 +270,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 def _of_rows(
     encoded: EncoderStates, mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
 ) -> tuple[EncoderStates, torch.Tensor | None]:
-    """States and masks of each row's antigen, from those of k antigens; `ArgumentError` where no index says which."""
+    """Returns states and masks by row, from those of k antigens; `ArgumentError` where no index says which is whose."""
     if index is not None:
         encoded = EncoderStates(**{name: value.index_select(0, index) for name, value in encoded.items()})
         mask = None if mask is None else mask.index_select(0, index)

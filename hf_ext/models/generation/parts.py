@@ -14,7 +14,7 @@ LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
 
 
 def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """(..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
+    """Returns (..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
     steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
     angles = positions[..., None].float() * torch.exp(-math.log(LONGEST_WAVE) * steps)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
@@ -31,13 +31,15 @@ class AffinityEmbedding(nn.Module):
 
     def __init__(self, width: int, mean: float, std: float, unknown_dropout: float):
         super().__init__()
-        self.mean, self.std, self.unknown_dropout = mean, std, unknown_dropout
+        self.mean = mean
+        self.std = std
+        self.unknown_dropout = unknown_dropout
         self.hidden = nn.Linear(1, width)
         self.output = nn.Linear(width, width)
         self.unknown = nn.Embedding(1, width)
 
     def forward(self, affinity: torch.Tensor | None, num_rows: int) -> torch.Tensor:
-        """(rows, width), for `affinity` (rows,), float, NaN where unknown; None: unknown in all rows.
+        """Returns (rows, width), for `affinity` (rows,), float, NaN where unknown; None: unknown in all rows.
 
         Both embeddings are always computed, so that a batch of unknowns leaves no weight without a gradient.
         """
@@ -83,5 +85,5 @@ class DecoderState:
         self.num_tokens = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read so far."""
+        """Counts tokens read so far."""
         return self.num_tokens

@@ -15,12 +15,13 @@ from transformers import T5Config
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
+from ...data.batches.varlen_layout import VarlenLayout
 from .configuration import GeneratorConfig
 from .parts import EncoderStates, sinusoids
 
 
 def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
-    """T5's encoder or decoder, without dropout in attention."""
+    """Builds T5's encoder or decoder, without dropout in attention."""
     inner = T5Config(
         vocab_size=config.vocab_size,
         d_model=config.d_model,
@@ -53,9 +54,9 @@ class TransformerEncoder(nn.Module):
         self.stack = make_stack(config, is_decoder=False)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
-        """States of k antigens: (k, tokens, d_model)."""
+        """Encodes k antigens: (k, tokens, d_model)."""
         given = {} if layout is None else {"layout": layout}  # a packed T5 reads it, a plain one passes it by
         output = self.stack(input_ids=input_ids, attention_mask=attention_mask, **given)
         return EncoderStates(last_hidden_state=output.last_hidden_state)
@@ -74,7 +75,7 @@ class TransformerDecoder(nn.Module):
     def __init__(self, config: GeneratorConfig, encoder_width: int | None = None):
         super().__init__()
         self.stack = make_stack(config, is_decoder=True)
-        self.stack.set_input_embeddings(None)  # the model embeds; one that nobody uses would get no gradient
+        self.stack.set_input_embeddings(None)  # the model embeds; one that is not used would get no gradient
         self.project = None if encoder_width is None else nn.Linear(encoder_width, config.d_model)
 
     def forward(
@@ -85,7 +86,7 @@ class TransformerDecoder(nn.Module):
         past: Any = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, Any]:
-        """(rows, tokens, d_model), and the keys and values if `use_cache`; for the arguments see `LstmDecoder`."""
+        """Returns (rows, tokens, d_model), and keys and values if `use_cache`; arguments as of `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         if use_cache and past is None:
             past = EncoderDecoderCache(DynamicCache(), DynamicCache())

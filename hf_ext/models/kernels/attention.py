@@ -37,7 +37,7 @@ def register_attention() -> None:
 def padded_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
 ) -> Tensor:
-    """torch's own attention on a padded copy of queries, keys and values only.
+    """Runs torch's own attention on a padded copy of queries, keys and values only.
 
     For GPUs without a kernel for unpadded sequences (before compute capability 8.0) and for scores with a bias. `bias`
     may be `padded_bias`, which is then not made anew.
@@ -59,11 +59,13 @@ def padded_attention(
         spread(query), spread(key), spread(value), attn_mask=mask, dropout_p=dropout, scale=scaling
     )
     output = output.transpose(1, 2).flatten(0, 1)
-    return (pad(output, (0, 0, 0, 0, 0, 1)) if fills else output).index_select(0, segments.slots)
+    if fills:
+        output = pad(output, (0, 0, 0, 0, 0, 1))
+    return output.index_select(0, segments.slots)
 
 
 def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
-    """A bias of scores for each of n sequences, the lowest number where a key is padding.
+    """Builds a bias of scores for each of n sequences, the lowest number where a key is padding.
 
     Args:
         bias: (1, heads, longest, longest).
@@ -76,18 +78,21 @@ def padded_bias(bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Ten
     width = bias.shape[-1]
     spare = -width % 8
     is_token = pad(segments.is_token, (0, spare))[:, None, None, :]
-    return torch.where(is_token, pad(bias.to(dtype), (0, spare)), torch.finfo(dtype).min)[..., :width]
+    padded = torch.where(is_token, pad(bias.to(dtype), (0, spare)), torch.finfo(dtype).min)
+    return padded[..., :width]
 
 
 def bias_for_layers(kernel: str, bias: Tensor, segments: VarlenLayout, dtype: torch.dtype) -> Tensor:
-    """What all layers give their `kernel`: `padded_bias`, made once, where it reads that; else `bias` itself."""
-    return padded_bias(bias, segments, dtype) if kernel in (PREFIX + "padded", PREFIX + "varlen") else bias
+    """Returns what all layers give their `kernel`: `padded_bias`, made once, or `bias` itself."""
+    if kernel in (PREFIX + "padded", PREFIX + "varlen"):
+        return padded_bias(bias, segments, dtype)
+    return bias
 
 
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
 ) -> Tensor:
-    """torch's flash attention for unpadded sequences (compute capability 8.0 and later, bf16 or fp16).
+    """Runs torch's flash attention for unpadded sequences (compute capability 8.0 and later, bf16 or fp16).
 
     What it does not know (a bias, dropout, float32) goes to `padded_attention`, which gives the same result.
     """
@@ -95,7 +100,8 @@ def varlen_attention(
         return padded_attention(query, key, value, segments, scaling, dropout, bias)
     from torch.nn.attention.varlen import varlen_attn  # not in every torch that imports this module
 
-    ends, longest = segments.cu_seqlens, segments.max_length
+    ends = segments.cu_seqlens
+    longest = segments.max_length
     output = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling)
     assert isinstance(output, Tensor)  # a pair only where the scores' normaliser is asked for
     return output
@@ -109,7 +115,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
 
 
 def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, None]]:
-    """The function that transformers calls: (batch, heads, width, head size) in, (batch, width, heads, size) out.
+    """Returns the function for transformers: (batch, heads, width, head size) in, (batch, width, heads, size) out.
 
     A padded batch that is more than sequences attending to themselves (causal, cross-attention, a mask per query, a
     bias whose distances count padding) is answered by transformers' SDPA.
@@ -129,11 +135,13 @@ def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, No
     ) -> tuple[Tensor, None]:
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         # Under autocast ESM C has float32 queries and keys beside half values; torch's own attention casts them too.
-        query, key = query.to(value.dtype), key.to(value.dtype)
+        query = query.to(value.dtype)
+        key = key.to(value.dtype)
         rows = [x.transpose(1, 2) for x in (query, key, value)]
         if segments is not None:
             # Not x[0], whose gradient is a row of zeros that is filled in.
-            return kernel(*(x.squeeze(0) for x in rows), segments, factor, dropout, position_bias)[None], None
+            packed = [x.squeeze(0) for x in rows]
+            return kernel(*packed, segments, factor, dropout, position_bias)[None], None
         asked = kwargs.get("is_causal")
         is_causal = getattr(module, "is_causal", True) if asked is None else asked
         if is_causal or position_bias is not None or not _is_key_mask(query, key, attention_mask):
@@ -143,19 +151,20 @@ def _as_backend(kernel: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, No
         layout = VarlenLayout.from_mask(keys if attention_mask is None else attention_mask[:, 0, 0])
         if not layout.max_length:
             return torch.zeros_like(rows[0]), None
-        packed = (layout.pack(x)[0] for x in rows)
-        return layout.unpack(kernel(*packed, layout, factor, dropout, None)[None]), None
+        packed = [layout.pack(x)[0] for x in rows]
+        output = kernel(*packed, layout, factor, dropout, None)
+        return layout.unpack(output[None]), None
 
     return attention
 
 
 def _key_mask(*, q_length: int, mask_function: Callable[..., Any], **kwargs: Any) -> Tensor | None:
-    """transformers' mask for SDPA, true where a key counts; (batch, 1, 1, keys) if every query sees the same keys."""
+    """Builds a mask for SDPA, true where a key counts; (batch, 1, 1, keys) if every query sees the same keys."""
     same = mask_function is bidirectional_mask_function
     return sdpa_mask(q_length=1 if same else q_length, mask_function=mask_function, **kwargs)
 
 
 def _is_key_mask(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """Whether all of a sequence's tokens attend to all of them; a mask per query, or one to add, is something else."""
+    """Returns whether all tokens of a sequence attend to all; a mask per query, or one to add, says otherwise."""
     one_row = mask is None or (mask.dtype == torch.bool and mask.shape[1:3] == (1, 1))
     return one_row and query.shape == key.shape

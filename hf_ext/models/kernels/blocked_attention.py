@@ -29,7 +29,7 @@ Bias = Tensor | None
 def blocked_attention(
     query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
 ) -> Tensor:
-    """Attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
+    """Computes attention on a CPU: equally long sequences together, in blocks whose scores stay in the cache.
 
     Effect: weights above `KEPT_BYTES` are computed again in the backward pass instead of kept, so memory grows with the
     length, not with its square. In bfloat16, where scores are rounded too, torch's CPU kernel took 8.0 times as long
@@ -49,20 +49,22 @@ def blocked_attention(
     """
     groups = [(count, length) for _, count, length in segments.groups()]
     sizes = [*(count * length for count, length in groups), segments.num_filled]
-    outputs, room = [], KEPT_BYTES
+    outputs = []
+    room = KEPT_BYTES
     # Not slices: the gradient of each is a row of zeros with one part filled in, and all of them are then added up.
     for group, *parts in zip(groups, *(x.split(sizes) for x in (query, key, value))):
-        q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in parts)
+        q, k, v = [x.unflatten(0, group).transpose(1, 2) for x in parts]
         room -= q.shape[:3].numel() * k.shape[2] * q.element_size()
         part = None if bias is None else bias[..., : q.shape[2], : q.shape[2]]
-        outputs.append(attend(q, k, v, scaling, dropout, part, room >= 0).transpose(1, 2).flatten(0, 1))
+        output = attend(q, k, v, scaling, dropout, part, room >= 0)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
     return pad(torch.cat(outputs), (0, 0, 0, 0, 0, segments.num_filled))  # the filling is zero
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, dropout: float, bias: Bias = None, keep: bool = False
 ) -> Tensor:
-    """Attention of equally long sequences on a CPU, by whichever way is the fastest there.
+    """Computes attention of equally long sequences on a CPU, by whichever way is the fastest there.
 
     Args:
         query, key, value: (sequences, heads, tokens, head size), none of them padding.
@@ -82,9 +84,8 @@ def attend(
 
 
 def _prefers_sdpa(query: Tensor, key: Tensor) -> bool:
-    """Where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is not
-    exact: scores above 65,504 are no number in float16.
-    """
+    """Tells where torch's kernel is faster (one head's scores fill the cache, or products without oneDNN's), or ours is
+    not exact: scores above 65,504 are no number in float16."""
     is_plain_float32 = query.dtype == torch.float32 and read_matmul_precision().name("cpu") == "float32"
     if query.dtype in (torch.float64, torch.float16) or is_plain_float32:
         return True
@@ -93,11 +94,12 @@ def _prefers_sdpa(query: Tensor, key: Tensor) -> bool:
 
 @torch.library.custom_op("hf_ext::blocked_attention", mutates_args=())
 def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, if its backward shall keep it.
+    """Computes softmax(q k^T) v for (sequences * heads, tokens, head size); and the softmax, for its backward.
 
     One operation, so that FLOPs can be counted.
     """
-    output, kept = torch.empty_like(query), _empty_weights(query, key, len(query) if keep else 0)
+    output = torch.empty_like(query)
+    kept = _empty_weights(query, key, len(query) if keep else 0)
     blocks = _blocks(query, key)
     scratch = _empty_weights(query, key, len(query[blocks[0]]))
     with torch.autocast(query.device.type, enabled=False):
@@ -112,7 +114,7 @@ def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[
     return output, kept
 
 
-def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _op_backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
     query, key, value, kept = ctx.saved_tensors
     grad = grad.contiguous()
     grad_query, grad_key, grad_value = map(torch.empty_like, (query, key, value))
@@ -121,7 +123,9 @@ def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     scratch, grads = (_empty_weights(query, key, number) for number in (0 if len(kept) else size, size))
     with torch.autocast(query.device.type, enabled=False):
         for block in blocks:
-            q, k, g = query[block], key[block], grad[block]
+            q = query[block]
+            k = key[block]
+            g = grad[block]
             weights = kept[block] if len(kept) else scratch[: len(q)]
             if not len(kept):
                 weights.mul_(_exponentials(q, k, weights))
@@ -138,9 +142,10 @@ def _empty_weights(query: Tensor, key: Tensor, number: int) -> Tensor:
     return query.new_empty(number, query.shape[1], key.shape[1])
 
 
-_blocked_op.register_fake(
-    lambda query, key, value, keep: (torch.empty_like(query), _empty_weights(query, key, len(query) if keep else 0))
-)
+@_blocked_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    weights = _empty_weights(query, key, len(query) if keep else 0)
+    return torch.empty_like(query), weights
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -189,14 +194,16 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
-def _attention(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object) -> int:
     return sdpa_flop_count(query, key, value)
 
 
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
+def _attention_backward(
+    grad: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object
+) -> int:
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
-def _blocked(query: Any, key: Any, value: Any, *others: Any, **settings: Any) -> int:
-    """Of (sequences * heads, tokens, head size)."""
+def _blocked(query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object) -> int:
+    """Counts FLOPs for (sequences * heads, tokens, head size)."""
     return sdpa_flop_count(*((shape[0], 1, *shape[1:]) for shape in (query, key, value)))

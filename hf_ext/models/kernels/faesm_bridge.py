@@ -34,7 +34,7 @@ OTHER_MASKS = "gives masks that faesm does not read; call model.set_attn_impleme
 
 
 def faesm_problem(hardware: Hardware | None = None) -> str | None:
-    """What keeps faesm's flash kernel from serving a device, in one line; None if nothing does.
+    """Returns what keeps faesm's flash kernel from serving a device, in one line; None if nothing does.
 
     Args:
         hardware: the device, present or described; None asks for this machine's first one (and so may initialise CUDA).
@@ -129,7 +129,8 @@ def _find_encoders(model: nn.Module) -> list[Any]:
 
 def _check_encoder(encoder: Any) -> None:
     """Raises ArgumentError if faesm would compute this encoder otherwise than transformers."""
-    config, modules = encoder.config, [layer.attention.self for layer in encoder.layer]
+    config = encoder.config
+    modules = [layer.attention.self for layer in encoder.layer]
     foreign = sorted({type(module).__name__ for module in modules if type(module) is not EsmSelfAttention})
     dropout = max((module.dropout for module in modules), default=0.0)
     problems = {
@@ -170,15 +171,16 @@ class _FlashBridge:
         return context, None
 
     def rotary_embeddings(self, qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
-        """faesm's rotary kernel on (all tokens, 3, heads, head), in place, with the model's own tables.
+        """Applies faesm's rotary kernel to (all tokens, 3, heads, head), in place, with the model's own tables.
 
         Row i of the tables belongs to token i, so for this kernel all tokens are one sequence: a mask with holes, left
         padding or the caller's position_ids then rotate as in transformers, not by the rank within a sequence.
         """
         from faesm.fa_utils import apply_rotary_emb_qkv_
 
-        num_tokens, half = len(qkv), qkv.shape[-1] // 2
-        cos, sin = (table[:, :half].to(qkv.dtype) for table in self.position_embeddings)
+        num_tokens = len(qkv)
+        half = qkv.shape[-1] // 2
+        cos, sin = [table[:, :half].to(qkv.dtype) for table in self.position_embeddings]
         ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=qkv.device)
         return apply_rotary_emb_qkv_(qkv, cos, sin, cu_seqlens=ends, max_seqlen=num_tokens)
 
@@ -189,7 +191,7 @@ class _UnpaddedEncoder(EsmEncoder):
     masks_before: str
 
     def forward(self, hidden_states, attention_mask=None, position_embeddings=None, **kwargs):
-        """(n, tokens, width) -> the same, zeros at padding; mask (n, tokens) or None."""
+        """Maps (n, tokens, width) to the same, zeros at padding; mask (n, tokens) or None."""
         from faesm.fa_utils import unpad
 
         if kwargs.get("output_hidden_states") or self.config.output_hidden_states:

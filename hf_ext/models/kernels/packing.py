@@ -37,7 +37,7 @@ LEAST = 1e-6
 class PaddingWatch:
     """Notes, on the device, whether a gradient has come back to a position of padding since `forget`.
 
-    Somebody then reads what packed encoders do not compute: a label there, or a mean without the mask.
+    Then something reads what packed encoders do not compute: a label there, or a mean without the mask.
 
     Cost: two passes over the gradient of an encoder's output; no read from the device.
     """
@@ -46,7 +46,7 @@ class PaddingWatch:
         self._found: torch.Tensor | None = None
 
     def unpack(self, packed: torch.Tensor, segments: VarlenLayout) -> torch.Tensor:
-        """As that of `segments`, of the last states of an encoder, whose gradient will be looked at.
+        """Unpacks as `segments` does, the last states of an encoder, whose gradient will be looked at.
 
         Where it is, padding is not zero.
         """
@@ -61,28 +61,34 @@ class PaddingWatch:
         return flat.unflatten(0, segments.shape)
 
     def _note(self, tokens: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Of states (n * width, features), of which `tokens` are no padding."""
+        """Records whether the gradient of states (n * width, features) is zero at padding, all but `tokens`."""
         largest = gradient.detach().abs().amax(-1)
         read = largest.index_fill(0, tokens, 0).max() > LEAST * largest.max()
         self._found = read if self._found is None else self._found.to(read.device) | read
 
     def forget(self) -> None:
-        """What comes next counts."""
+        """Forgets what was recorded."""
         self._found = None
 
     def is_unread(self, device: torch.device) -> torch.Tensor:
-        """Scalar, bool, on `device`."""
-        return torch.ones((), dtype=torch.bool, device=device) if self._found is None else ~self._found.to(device)
+        """Tells whether no padding was read: a scalar, bool, on `device`."""
+        if self._found is None:
+            return torch.ones((), dtype=torch.bool, device=device)
+        return ~self._found.to(device)
 
 
 # From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
 # the last states, packed.
-PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, "torch.Tensor | None", dict[str, Any], Any], torch.Tensor]
+Mask = torch.Tensor | None
+Embeds = dict[str, Any]
+PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, Mask, Embeds, Any], torch.Tensor]
 PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last states, padded
 
 
-def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
+def run_esm(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
+    """Runs ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
     rotary = None
     if encoder.position_embedding_type == "rotary":
@@ -90,8 +96,10 @@ def run_esm(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: A
     return encoder.encoder(hidden, position_embeddings=rotary, **layers).last_hidden_state
 
 
-def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """ESM C."""
+def run_esmc(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
+    """Runs ESM C."""
     hidden = segments.pack(encoder.embed_tokens(ids))
     rotary = encoder.rotary_emb(hidden, segments.columns)
     for layer in encoder.layers:
@@ -99,14 +107,18 @@ def run_esmc(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: 
     return encoder.norm(hidden)
 
 
-def run_bert(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """BERT: embeddings of the padded rows, whose columns are positions."""
+def run_bert(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
+    """Runs BERT: embeddings of the padded rows, whose columns are positions."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
     return encoder.encoder(hidden, **layers).last_hidden_state
 
 
-def run_t5(encoder: Any, segments: VarlenLayout, ids: Any, mask: Any, embeds: Any, layers: Any) -> torch.Tensor:
-    """T5's encoder, with one bias for all layers and sequences."""
+def run_t5(
+    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
+) -> torch.Tensor:
+    """Runs T5's encoder, with one bias for all layers and sequences."""
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
     longest = segments.max_length
     # Distances are the same in every sequence, so the longest one's contains the others'.
@@ -123,9 +135,11 @@ def _with_pooler(encoder: Any, states: torch.Tensor) -> BaseModelOutputWithPooli
 
 
 def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """What linear layers put out."""
+    """Returns the dtype of what linear layers put out."""
     kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
 
 
 PACKED: dict[type[nn.Module], tuple[PackedPass, PutOut]] = {
@@ -158,7 +172,7 @@ _FOR_EMBEDDINGS = ("token_type_ids",)  # what embeddings are given beside ids
 
 
 def find_encoders(model: nn.Module) -> list[PreTrainedModel]:
-    """The encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
+    """Finds the encoders in `model` that have a packed path: ESM-2's, ESM C's, BERT's and T5's, no decoders."""
     found: list[Any] = [module for module in model.modules() if isinstance(module, tuple(PACKED))]
     return [encoder for encoder in found if not getattr(encoder.config, "is_decoder", False)]
 
@@ -196,17 +210,17 @@ def unpack_encoders(model: nn.Module) -> None:
 
 
 def is_packed(encoder: nn.Module) -> bool:
-    """Whether `pack_encoders` has changed it."""
+    """Returns whether `pack_encoders` has changed it."""
     return _PACKED in vars(encoder)
 
 
 def keeps_sequences_apart(encoder: PreTrainedModel) -> bool:
-    """Whether the encoder's attention reads where sequences begin: ours and flash attention do, SDPA does not."""
+    """Returns whether the encoder's attention reads where sequences begin: ours and flash attention, not SDPA."""
     return encoder.config._attn_implementation not in _ONE_SEQUENCE
 
 
 def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -> Callable[..., Any]:
-    """The forward of packed encoders of one class."""
+    """Returns the forward of packed encoders of one class."""
 
     def forward(encoder: Any, input_ids: Any = None, attention_mask: Any = None, *others: Any, **kwargs: Any) -> Any:
         segments = _layout(encoder, input_ids, attention_mask, others, kwargs)
@@ -216,7 +230,8 @@ def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -
         embeds = {name: kwargs.pop(name) for name in _FOR_EMBEDDINGS if name in kwargs}
         packed = run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
         _, watch = vars(encoder)[_PACKED]
-        return put_out(encoder, segments.unpack(packed) if watch is None else watch.unpack(packed, segments))
+        states = segments.unpack(packed) if watch is None else watch.unpack(packed, segments)
+        return put_out(encoder, states)
 
     # Trainer keeps the columns of a dataset that the forward of a model names.
     forward.__signature__ = signature(family.forward)  # type: ignore[attr-defined]
@@ -227,7 +242,7 @@ _FORWARDS = {family: _packed_forward(family, *parts) for family, parts in PACKED
 
 
 def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> VarlenLayout | None:
-    """Where each sequence stands in the packed row; None where the plain forward must answer.
+    """Returns where each sequence stands in the packed row; None where the plain forward must answer.
 
     A batch of `MaskedLMCollator` brings it along as `layout`; else it is read from the mask, and a device waited for.
     """
@@ -240,9 +255,11 @@ def _layout(encoder: Any, ids: Any, mask: Any, others: tuple[Any, ...], kwargs: 
             "choose one of hf_ext's or flash_attention_2 (set_attn_implementation), undo packing (unpack_encoders), or "
             "train --without packing."
         )
-    segments, (round_up, _) = layout and layout.segments, vars(encoder)[_PACKED]
+    segments = layout and layout.segments
+    round_up, _ = vars(encoder)[_PACKED]
     if segments is None or segments.shape != tuple(ids.shape) or segments.rounds_up != round_up:
-        segments = VarlenLayout.from_mask(torch.ones_like(ids) if mask is None else mask, round_up)
+        given = torch.ones_like(ids) if mask is None else mask
+        segments = VarlenLayout.from_mask(given, round_up)
     segments = segments.to(ids.device)
     return segments if segments.max_length else None
 
@@ -256,8 +273,9 @@ def _needs_plain_forward(encoder: Any, input_ids: Any, mask: Any, kwargs: dict[s
 
 
 def _for_layers(kwargs: dict[str, Any], segments: VarlenLayout) -> dict[str, Any]:
-    """What layers hand on to attention: ours reads `segments`, transformers' flash attention the other names."""
-    ends, longest = segments.cu_seqlens, segments.max_length
+    """Returns what layers hand on to attention: ours reads `segments`, flash attention the other names."""
+    ends = segments.cu_seqlens
+    longest = segments.max_length
     names = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
     own = {name: value for name, value in kwargs.items() if name not in (*_PLAIN, "return_dict")}
     return {**own, **names, "segments": segments}

@@ -12,24 +12,26 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """One setting. The value held last counts; runs may let go in any order, and more than once.
+    """One setting. The value set last counts; runs may release theirs in any order, and more than once.
 
     Args:
         read, write: of the setting, as it is now.
     """
 
     def __init__(self, read: Callable[[], T], write: Callable[[T], object]):
-        self._read, self._write = read, write
+        self._read = read
+        self._write = write
         self._held: list[list[T]] = []  # what was set before, then each value held: lists, since values may be equal
 
     def hold(self, value: T) -> Callable[[], None]:
-        """Sets it; what it returns lets go of it."""
+        """Sets it; what it returns releases it."""
         mine = [value]
         self._held = [*(self._held or [[self._read()]]), mine]
         self._write(value)
 
         def let_go() -> None:
-            held, self._held = self._held, [one for one in self._held if one is not mine]
+            held = self._held
+            self._held = [one for one in self._held if one is not mine]
             if held and held[-1] is mine:
                 self._write(self._held[-1][0])
             if len(self._held) == 1:
@@ -39,8 +41,8 @@ class Held(Generic[T]):
 
 
 @contextmanager
-def replaced(holder: Any, **values: Any) -> Iterator[None]:
-    """Other attributes of an object, for a while."""
+def replaced(holder: object, **values: object) -> Iterator[None]:
+    """Gives an object other attributes, for a while."""
     before = {name: getattr(holder, name) for name in values}
     try:
         for name, value in values.items():
@@ -58,7 +60,7 @@ class MatmulPrecision(NamedTuple):
     on_cpu: str
 
     def name(self, device_type: str) -> str:
-        """ "float32", "tf32" or "bf16": what products of a device ("cuda", "cpu", ...) are computed in."""
+        """Returns "float32", "tf32" or "bf16": what products of a device ("cuda", "cpu", ...) are computed in."""
         found = {"cuda": self.on_gpu, "cpu": self.on_cpu}.get(device_type, "none")
         return "float32" if found in ("none", "ieee") else found
 
@@ -68,13 +70,15 @@ FAST_CPU = MatmulPrecision("tf32", "bf16")  # what "medium" means
 
 
 def read_matmul_precision() -> MatmulPrecision:
-    """The settings of this process; raises nothing."""
+    """Reads the settings of this process; raises nothing."""
     return MatmulPrecision(torch.backends.cuda.matmul.fp32_precision, _onednn().fp32_precision)
 
 
 def set_matmul_precision(precision: MatmulPrecision) -> None:
     """Sets all of torch's settings so that they agree."""
-    general = "medium" if precision.on_cpu == "bf16" else "high" if "tf32" in precision else "highest"
+    general = "high" if "tf32" in precision else "highest"
+    if precision.on_cpu == "bf16":
+        general = "medium"
     torch.set_float32_matmul_precision(general)
     torch.backends.cuda.matmul.fp32_precision = precision.on_gpu
     _onednn().fp32_precision = precision.on_cpu

@@ -21,41 +21,47 @@ _HOOK = "_hf_hook"  # Accelerate's, which moves weights in the forward that it p
 
 @lru_cache(maxsize=1024)  # asked for many times in each step
 def is_in(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether a module, by its name, is one of `packages` or in one."""
+    """Returns whether a module, by its name, is one of `packages` or in one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def is_from(function: Any, packages: tuple[str, ...]) -> bool:
-    """Whether a function, bound or not, was written in one of `packages`; a partial is from functools."""
+def is_from(function: object, packages: tuple[str, ...]) -> bool:
+    """Returns whether a function, bound or not, was written in one of `packages`; a partial is from functools."""
     function = getattr(function, "__func__", function)
     # Where it was written, which `functools.wraps` does not change as it does `__module__`.
-    return is_in(getattr(function, "__globals__", {}).get("__name__", type(function).__module__), packages)
+    namespace = getattr(function, "__globals__", {})
+    return is_in(namespace.get("__name__", type(function).__module__), packages)
 
 
-def with_wrapped(function: Any) -> Iterator[Any]:
-    """A function, and those that it wraps, as `functools.wraps` and its like tell; nothing of None."""
+def with_wrapped(function: object) -> Iterator[Any]:
+    """Yields a function, and those that it wraps, as `functools.wraps` and its like tell; nothing of None."""
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
 
 
 def has_forward_of(module: nn.Module, family: type[nn.Module]) -> bool:
-    """Whether `module` computes what a class of transformers, or ours, does: neither a subclass with another forward,
-    nor with one that somebody put in the class or on the instance.
-    """
+    """Tells whether `module` computes what a class of transformers, or ours, does: neither a subclass with another
+    forward, nor with one that a user put in the class or on the instance."""
     inherited = type(module).forward
-    return inherited is family.forward and is_from(inherited, _LIBRARIES) and not has_foreign_forward(module)
+    if inherited is not family.forward or not is_from(inherited, _LIBRARIES):
+        return False
+    return not has_foreign_forward(module)
 
 
 def has_foreign_forward(module: nn.Module) -> bool:
-    """Whether somebody put a forward on this very module; those of hf_ext and of libraries do not count."""
-    return not all(is_from(function, _LIBRARIES) for function in with_wrapped(vars(module).get(_NAME)))
+    """Tells whether a user put a forward on this very module; those of hf_ext and of libraries do not count."""
+    own = vars(module).get(_NAME)
+    return not all(is_from(function, _LIBRARIES) for function in with_wrapped(own))
 
 
 def find_replaceable(model: nn.Module, *families: type[nn.Module]) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """Modules in `model` whose forward is that of a family and may be replaced, with the family."""
-    free = (module for module in model.modules() if _HOOK not in vars(module))
-    return [(module, family) for module in free for family in families if has_forward_of(module, family)]
+    """Finds modules in `model` whose forward is that of a family and may be replaced, with the family."""
+    found = []
+    for module in model.modules():
+        if _HOOK not in vars(module):
+            found += [(module, family) for family in families if has_forward_of(module, family)]
+    return found
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -72,7 +78,7 @@ def restore_forward(module: nn.Module) -> None:
 
 
 def restore_forwards(model: nn.Module, family: type[nn.Module]) -> None:
-    """`restore_forward` of all modules of a class in `model`."""
+    """Calls `restore_forward` for all modules of a class in `model`."""
     for module in model.modules():
         if isinstance(module, family):
             restore_forward(module)

@@ -7,26 +7,32 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..checkpoints.finished_model import not_finite
+from ..checkpoints.manifest import PROGRESS, check_unlisted
+from ..checkpoints.mirror import MirroredStore
+from ..checkpoints.run_lock import local_folder
+from ..checkpoints.store import CheckpointStore
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
 from ..models.kernels.replaced_forwards import is_from
 from ..processes.sharding import own_part
-from .finished_model import not_finite
-from .manifest import PROGRESS, check_unlisted
-from .mirror import MirroredStore
-from .retention import Retention
-from .run_lock import local_folder
-from .store import CheckpointStore
+from ..processes.team import Team
+from ..training.backends import Backend
+from ..training.host import Carried, Host
+from ..training.overrides import find_override
+from ..training.stop import Stopper
+from .rotation import Retention
 
 SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little
 
@@ -43,7 +49,8 @@ class Saver:
     row have failed. All processes call each method.
 
     Args:
-        trainer: the `FastTrainer`.
+        carried: the parts whose states are in each checkpoint.
+        keep: makes the rules of a store. push: begins the push of a checkpoint that is in place.
 
     Attributes:
         store: what training saves into.
@@ -52,8 +59,23 @@ class Saver:
         staging_root: where Trainer is to write, while it writes a checkpoint.
     """
 
-    def __init__(self, trainer: Any, find_override: Callable[[], str | None]):
-        self._trainer, self._team, self._find_override = trainer, trainer._ext_team, find_override
+    def __init__(
+        self,
+        trainer: Host,
+        team: Team,
+        backend: Backend,
+        stopper: Stopper,
+        carried: Sequence[Carried],
+        keep: Callable[[CheckpointStore], Retention],
+        push: Callable[[int], None],
+    ):
+        self._trainer = trainer
+        self._team = team
+        self._backend = backend
+        self._stopper = stopper
+        self._carried = carried
+        self._keep = keep
+        self._push = push
         self.saved_step: int | None = None
         self.staging_root: str | None = None
         self._folders: tuple[str, str | None] = ("", None)
@@ -74,10 +96,10 @@ class Saver:
             self._folders, (output, local) = folders, folders
             stored = MirroredStore(local_folder(local, output), output) if local is not None else None
             self.store: CheckpointStore = stored or CheckpointStore(output)
-            self.retention = Retention(self._trainer, self.store)
+            self.retention = self._keep(self.store)
 
     def begin_run(self, facts: dict[str, Any], saved_step: int | None, best_step: int | None) -> None:
-        """Another run, or the same one continued.
+        """Starts another run, or the same one continued.
 
         Args:
             facts: what its checkpoints' manifests say of it, JSON-able.
@@ -110,7 +132,7 @@ class Saver:
         epoch = self._trainer.state.epoch or 0
         self._begun = step, began, self._thread.submit(self._commit, step, epoch) if mine else None
         # Who waits alone would wait for the others, who train on: if one process waits, all do.
-        stops = self._trainer._ext_stopper.reason is not None
+        stops = self._stopper.reason is not None
         self._others_write, stops = self._team.agree([self._may_others_write(), stops])
         if self._others_write or stops:
             self._wait()
@@ -119,10 +141,10 @@ class Saver:
         hooks = [type(callback).on_save for callback in self._trainer.callback_handler.callbacks]
         stock = TrainerCallback.on_save  # integrations of transformers have one of their own, which reads the folder
         are_others = any(hook is not stock and not is_from(hook, ("hf_ext",)) for hook in hooks)
-        return are_others or self._find_override() is not None
+        return are_others or find_override(self._trainer, "_save_checkpoint") is not None
 
     def _wait(self) -> None:
-        """Until the last checkpoint has its name."""
+        """Blocks until the pending checkpoint is renamed into place."""
         if self._begun is None:
             return
         step, began, commit = self._begun
@@ -132,10 +154,10 @@ class Saver:
             self._give_up(step, failure)
             return
         self.saved_step, self._num_failures, self._open_step = step, 0, step
-        self._trainer._ext_stopper.note_save(time.perf_counter() - began)
+        self._stopper.note_save(time.perf_counter() - began)
 
     def leave(self) -> None:
-        """After an exception, where other processes may not be here: waits for the commit that is under way."""
+        """Waits for the commit that is under way after an exception, where other processes may not be here."""
         begun, self._begun = self._begun, None
         if begun is not None and begun[2] is not None and begun[2].exception() is not None:
             self.store.abandon(begun[0])
@@ -158,7 +180,8 @@ class Saver:
         # Trainer adds to the lists of before, and fails where the checkpoint that the run continues lacks a callback.
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
         names = Counter(type(callback).__name__ for callback in callbacks if isinstance(callback, ExportableState))
-        state.stateful_callbacks = {name: [] if number > 1 else {} for name, number in names.items()}
+        made: dict[str, object] = {name: [] if number > 1 else {} for name, number in names.items()}
+        state.stateful_callbacks = made  # type: ignore[assignment]
         self.staging_root = str(folder.parent)
         try:
             write()
@@ -173,11 +196,11 @@ class Saver:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
             progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
             progress["losses"] = {"unlogged": self._unlogged, "last_logged_step": trainer._globalstep_last_logged}
-            progress |= {part.name: part.state() for part in trainer._ext_carried()}
+            progress |= {part.name: part.state() for part in self._carried}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
 
     def _commit(self, step: int, epoch: float) -> None:
-        """In the thread, while the next step is made: nothing else changes what is best, or what stays."""
+        """Finishes a save in the thread, during the next step: nothing else changes what is best, or what stays."""
         self.store.commit(step, epoch, self._facts)
         try:
             self.retention.rotate()
@@ -206,10 +229,10 @@ class Saver:
                 logger.error("checkpoint-%d may lack what others wrote into it: %s", step, error)
             self.store.begin_copies(self.retention.best_step())
         if self._trainer.args.push_to_hub:
-            self._trainer._ext_pusher.push_checkpoint(step)
+            self._push(step)
 
     def choose_best(self) -> None:
-        """At the end of a run: the state names the best checkpoint that there is, on all processes the same one."""
+        """Names, at the end of a run, the best checkpoint that there is in the state; on all processes the same one."""
         state = self._trainer.state
         best = self._team.on_main(self.retention.best_step)  # as all see it: copies come and go meanwhile
         place = self.store.locate(best) or Path(state.best_model_checkpoint or os.devnull)
@@ -220,7 +243,7 @@ class Saver:
             logger.warning("No checkpoint of the best step, %s, was saved: %s.", state.best_global_step, taken)
 
     def verify_best(self) -> None:
-        """Before the best model is loaded; raises CheckpointError, on all processes, where it does not verify."""
+        """Verifies the best checkpoint before it is loaded; raises CheckpointError on all processes."""
 
         def verify() -> None:
             stored = self.store.open(str(self._trainer.state.best_model_checkpoint))
@@ -230,7 +253,7 @@ class Saver:
         self._team.on_main(verify)
 
     def finish_copies(self) -> str | None:
-        """At the end of a run: waits for copies, and deletes what was kept for them; what is not copied, or None."""
+        """Waits for copies at the end of a run, deletes what was kept for them; returns what is not copied, or None."""
         if not self._team.writes:
             return None
         lacking = self.store.finish_copies(self.retention.best_step())
@@ -246,23 +269,23 @@ class Saver:
         self._num_failures += 1
         left = SAVE_FAILURES_ALLOWED - self._num_failures
         logger.error("Checkpoint %d was not written: %s", step, failure)
-        if left <= 0 or self._trainer._ext_stopper.reason is not None:
+        if left <= 0 or self._stopper.reason is not None:
             raise DiskFailure(f"{self._num_failures} checkpoint(s) in a row were not written: {failure}")
         before = "no checkpoint was saved yet" if self.saved_step is None else f"checkpoint-{self.saved_step} is valid"
         logger.error("Training goes on; %s. %d more such failure(s) end it.", before, left)
 
     def describe_failure(self, error: Exception) -> str:
-        """What the disk refused, with bytes needed and free, and what to do."""
+        """Describes what the disk refused, with bytes needed and free, and what to do."""
         return describe_failure(error, self.store.folder, self.retention.full_bytes)
 
     # --- what must not be saved -------------------------------------------------------------------------------------
 
     def is_staged(self, folder: Path) -> bool:
-        """Whether a model that is written to `folder` is a checkpoint's."""
+        """Tells whether a model that is written to `folder` is a checkpoint's."""
         return self.staging_root is not None and folder.is_relative_to(self.staging_root)
 
     def last_good(self) -> str:
-        """What is left to continue from, for messages; waits until it is in place."""
+        """Names what is left to continue from, for messages; waits until it is in place."""
         self._wait()
         step = self.saved_step
         return "no checkpoint was saved" if step is None else f"checkpoint-{step} is the last good one"
@@ -272,9 +295,10 @@ class Saver:
 
         Cost: one pass over them and one device synchronisation.
         """
-        trainer, backend = self._trainer, self._trainer._ext_backend
+        trainer, backend = self._trainer, self._backend
         tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
-        if with_optimizer and not (backend.is_zero or trainer.args.save_only_model):
+        is_stored = with_optimizer and not (backend.is_zero or trainer.args.save_only_model)
+        if is_stored and trainer.optimizer is not None:
             tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
         names = not_finite(tensors)
         if backend.is_spread:  # each process looked at its part
@@ -291,9 +315,9 @@ class Saver:
 
 
 def _optimizer_tensors(
-    optimizer: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of an optimizer's state, as "exp_avg of head.weight"."""
+    """Yields every tensor of an optimizer's state, as "exp_avg of head.weight"."""
     known = {id(parameter): name for name, parameter in named_parameters}
     owners = [known.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
     for index, states in optimizer.state_dict()["state"].items():

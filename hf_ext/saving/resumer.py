@@ -5,18 +5,24 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..checkpoints.compare import STEP_SIZE, compare_runs, describe_run, refuse
+from ..checkpoints.manifest import PROGRESS, Stored, check_unlisted, read_json
 from ..errors import CheckpointError
+from ..plan import Plan
 from ..processes.team import do_on_main
-from .compare import STEP_SIZE, compare_runs, describe_run, refuse
-from .manifest import PROGRESS, Stored, check_unlisted, read_json
+from ..training.backends import Backend
+from ..training.host import Carried, Host, name_evaluation_sets
+from ..training_args import FastTrainingArguments
+from .saver import Saver
 
 # Allowed to change, these move the place in the data that a number of optimizer steps stands for.
 ORDER = frozenset({"data", "world_size", "seed", "data_seed", "accelerator_config.split_batches", *STEP_SIZE})
@@ -56,19 +62,38 @@ class Resumer:
     there is none; what does not verify is reported and set aside. A run that differs from the checkpoint's in what
     would make the continuation another run is refused, difference by difference, unless `allow_changed` names it.
 
+    Args:
+        carried: the parts whose states are in each checkpoint.
+
     Attributes:
         resumed: what the run continues from; None for a new run.
         why_not_again: why the same call would not go on from what this run saves; None where it would.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(
+        self,
+        trainer: Host,
+        backend: Backend,
+        plan: Plan,
+        saver: Saver,
+        carried: Sequence[Carried],
+    ):
         self._trainer = trainer
+        self._backend = backend
+        self._plan = plan
+        self._saver = saver
+        self._carried = carried
         self.resumed: Resumed | None = None
         self.why_not_again: str | None = None
         self._made: list[dict[str, Any]] = []
 
+    def describe(self) -> dict[str, Any]:
+        """Returns the facts of the run, see `describe_run`."""
+        held_out = {**name_evaluation_sets(self._trainer.eval_dataset), "test": self._trainer.test_dataset}
+        return describe_run(self._trainer, held_out, self._backend.written_by, self._plan.compared())
+
     def begin(self, asked: str | bool | None, is_trial: bool = False) -> str | None:
-        """The folder to continue from, the same on all processes, which all call it; sets `resumed`.
+        """Finds the folder to continue from, the same on all processes, which all call it; sets `resumed`.
 
         Args:
             asked: see the class. is_trial: whether it is one of a search, which begins anew unless `asked` says more.
@@ -76,8 +101,8 @@ class Resumer:
         Raises:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
         """
-        trainer, args, store = self._trainer, self._trainer.args, self._trainer.checkpoints
-        facts = describe_run(trainer)
+        args, store = self._trainer.args, self._saver.store
+        facts = self.describe()
         store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
         if asked is None:
             asked = "no" if is_trial else args.resume_from_checkpoint or args.resume
@@ -91,13 +116,13 @@ class Resumer:
         resumed = self.resumed
         own = resumed.stored if resumed is not None and resumed.is_own else None
         best = None if own is None or resumed is None else resumed.progress.get("best_saved_step")
-        trainer._ext_saver.begin_run(facts, None if own is None else own.step, best)
+        self._saver.begin_run(facts, None if own is None else own.step, best)
         return None if resumed is None else str(resumed.folder)
 
     def go_on(self) -> None:
-        """What Trainer does not take from a checkpoint: states of parts, and arguments that were allowed to change."""
+        """Restores what Trainer does not: states of parts, and arguments that were allowed to change."""
         trainer, resumed, state = self._trainer, self.resumed, self._trainer.state
-        for part in trainer._ext_carried():
+        for part in self._carried:
             part.load(None if resumed is None else resumed.progress.get(part.name))
         if resumed is None:
             return
@@ -112,13 +137,13 @@ class Resumer:
         has_other_scores = {*resumed.allowed} & {"metric_for_best_model", "greater_is_better", "eval_data"}
         if has_other_scores and state.global_step < state.max_steps:  # else no evaluation comes that could be the best
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-            trainer._ext_saver.retention.best_saved = None
+            self._saver.retention.best_saved = None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def _look(self, asked: str | bool | None) -> Stored | Path | None:
-        """On the main process: looks, verifies and sets aside."""
-        store = self._trainer.checkpoints
+        """Looks, verifies and sets aside, on the main process."""
+        store = self._saver.store
         store.sweep()
         if asked is True or asked == "auto":
             stored = store.find_newest()
@@ -138,9 +163,9 @@ class Resumer:
         return None
 
     def _check_trusted(self, folder: Path) -> None:
-        """Trainer loads tensors and plain values; FSDP and DeepSpeed unpickle what they find."""
-        backend = self._trainer._ext_backend
-        if backend.is_spread and not self._trainer.checkpoints.has(folder):
+        """Refuses foreign folders where files are unpickled, as FSDP and DeepSpeed do; Trainer loads plain values."""
+        backend = self._backend
+        if backend.is_spread and not self._saver.store.has(folder):
             raise CheckpointError(
                 f"{folder} is not in this run's output folder, and {backend.written_by} reads its files in a way that "
                 "can run anything. If you trust it, give its folder as --output_dir with --resume auto, or start a new "
@@ -149,7 +174,7 @@ class Resumer:
 
     def _compare(self, stored: Stored, facts: dict[str, Any]) -> Resumed:
         """Compares this run with the checkpoint's, and takes over its identity."""
-        trainer, store = self._trainer, self._trainer.checkpoints
+        trainer, store = self._trainer, self._saver.store
         check_unlisted(stored)
         changes = compare_runs(stored.manifest.facts, facts, trainer.args.allow_changed)
         refuse(stored.path, changes.contradictions)
@@ -170,7 +195,7 @@ class Resumer:
 
     # --- what may change --------------------------------------------------------------------------------------------
 
-    def remember(self, optimizer: Any) -> None:
+    def remember(self, optimizer: Optimizer) -> None:
         """Keeps what this run's arguments made of the optimizer's groups, before a checkpoint brings back its own."""
         # None of an optimizer that DeepSpeed makes from its own file, which is compared instead.
         groups = [{"initial_lr": group["lr"], **group} for group in getattr(optimizer, "param_groups", ())]
@@ -182,13 +207,14 @@ class Resumer:
         With nothing allowed that concerns them, optimizer and schedule stay as they are, bit for bit. A new learning
         rate goes on where the schedule stands; of one that is no function of the step it starts again.
         """
-        groups, schedule = self._trainer.optimizer.param_groups, self._trainer.lr_scheduler
+        optimizer, schedule = self._trainer.optimizer, self._trainer.lr_scheduler
+        schedule = getattr(schedule, "scheduler", schedule)  # which Accelerate wrapped
         allowed = {*self.resumed.allowed} if self.resumed is not None else set()
-        if not (allowed and self._made):
+        if optimizer is None or schedule is None or not (allowed and self._made):
             return
+        groups = optimizer.param_groups
         for group, made in zip(groups, self._made):  # what was not allowed is the same in both
             group.update({key: made[key] for key in SETTINGS if key in made})
-        schedule = getattr(schedule, "scheduler", schedule)  # which Accelerate wrapped
         if isinstance(schedule, LambdaLR):  # as all of transformers' schedules that do not follow a metric
             schedule.base_lrs = [group["initial_lr"] for group in groups]
             rates = [base * at(schedule.last_epoch) for base, at in zip(schedule.base_lrs, schedule.lr_lambdas)]
@@ -201,7 +227,7 @@ class Resumer:
             group["lr"] = rate
 
 
-def _find_why_not_again(args: Any, asked: str | bool | None) -> str | None:
+def _find_why_not_again(args: FastTrainingArguments, asked: str | bool | None) -> str | None:
     if args.save_only_model:
         return "With save_only_model it holds weights alone: they can be a start, but no run goes on from them."
     if asked is True or asked == "auto":
@@ -211,7 +237,7 @@ def _find_why_not_again(args: Any, asked: str | bool | None) -> str | None:
 
 
 def _check_stock(folder: Path) -> Path:
-    """A checkpoint of stock Trainer, with what it lacks said."""
+    """Checks that a folder is a checkpoint of stock Trainer; warns of what it lacks."""
     if not (folder / "trainer_state.json").is_file():
         raise CheckpointError(f"{folder}: no checkpoint there (no manifest.json and no trainer_state.json).")
     missing = [name.replace("*", "") for name in STOCK_FILES if not any(folder.glob(name))]

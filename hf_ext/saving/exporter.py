@@ -10,13 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft import PeftModel
 from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
 
 from ..checkpoints.finished_model import write_model_manifest
 from ..checkpoints.weights import export_bytes, save_checkpoint_weights, save_weights
 from ..errors import ArgumentError, DiskFailure
 from ..files import describe_failure, follow_umask, is_disk_failure, write_text
 from ..models.lora import merged_copy
+from ..training.backends import Backend
+from ..training.host import Host
 
 EXPORT_STAGING = ".staging-model"
 
@@ -24,18 +30,15 @@ Folder = str | os.PathLike[str]
 
 
 class Exporter:
-    """Writes `training_args.json` instead of the pickled `training_args.bin`, which would hold `hub_token` in clear.
+    """Writes `training_args.json` instead of the pickled `training_args.bin`, which would hold `hub_token` in clear."""
 
-    Args:
-        trainer: the `FastTrainer`.
-    """
-
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, backend: Backend):
         self._trainer = trainer
+        self._backend = backend
 
     @contextmanager
-    def exporting(self, folder: Folder | None = None, model: Any = None) -> Iterator[None]:
-        """Around the writing of a model folder, None for the output folder; then adds what says whose it is.
+    def exporting(self, folder: Folder | None = None, model: nn.Module | None = None) -> Iterator[None]:
+        """Wraps the writing of a model folder, None for the output folder; then adds what says whose it is.
 
         Raises:
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
@@ -56,9 +59,13 @@ class Exporter:
             ) from error
 
     def write(
-        self, folder: Path, model: Any, state_dict: dict[str, Any] | None = None, is_checkpoint: bool = False
+        self,
+        folder: Path,
+        model: PreTrainedModel | PeftModel,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        is_checkpoint: bool = False,
     ) -> None:
-        """All files of a model that can save itself, in the place of those of before once all of them are written.
+        """Writes all files of a model that can save itself into a staging folder, then replaces the old ones.
 
         Args:
             state_dict: whole weights where they are spread over processes.
@@ -81,7 +88,7 @@ class Exporter:
             shutil.rmtree(staging, ignore_errors=True)
 
     def save_companions(self, folder: Path) -> None:
-        """What belongs to the weights: tokenizer (None: the collator's), collator, and the arguments without tokens."""
+        """Writes what belongs to the weights: tokenizer (None: the collator's), collator, arguments without tokens."""
         collator = self._trainer.data_collator
         parts: tuple[Any, ...] = (self._trainer.processing_class or getattr(collator, "tokenizer", None), collator)
         for part in parts:
@@ -93,7 +100,7 @@ class Exporter:
 
     def save_merged(self, folder: Folder) -> None:
         """Writes a copy of the model with its LoRA adapters merged into the weights; see `FastTrainer.save_merged`."""
-        if self._trainer._ext_backend.is_spread:
+        if self._backend.is_spread:
             raise ArgumentError(
                 "Weights are sharded over processes and cannot be merged here. Load the saved folder in one process "
                 "and call `merge_adapters()` (AffinityModel) or `merge_and_unload()` (PeftModel)."

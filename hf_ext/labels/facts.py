@@ -1,35 +1,36 @@
-"""`--task auto`: from what the cells of label columns have in common to what they are, or why they are refused."""
+"""What the cells of label columns have in common, and with their sequences, from which `--task auto` decides."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import DataError
-from . import TaskName
 from .cells import (
     NUMBER,
+    SEPARATOR,
+    as_bit,
+    beside_minus_1,
+    drop_dash,
     drop_zeros,
+    find_joints,
     is_missing,
     is_number,
     is_unknown,
     judge_label,
     read_list,
-    shorten,
     split_items,
     split_letters,
     unwrap,
     write_name,
 )
-from .classes import NO_LABEL, SEPARATOR, as_bit, find_joints
 
 NUM_SEEN = 1000  # labels whose form is looked at
 SOME, MOST, NEARLY_ALL = 0.1, 0.5, 0.95  # shares of them
@@ -43,8 +44,6 @@ _IS_DIGITS = re.compile("[0-9]+").fullmatch
 _HAS_LEADING_ZERO = re.compile("0[0-9]+").fullmatch
 _HAS_DECIMALS = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?").fullmatch
 _IS_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+").fullmatch
-AMOUNTS = "--task regression if they are amounts"
-ONE_NAME = "--task classification if each cell is one name"
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,9 @@ class Facts:
 
     @cached_property
     def residue_labels(self) -> set[str]:
-        """The known ones; `-` beside digits is not known."""
+        """The known ones."""
         found = {write_name(item) for item in {*chain.from_iterable(self.residues)} if not is_unknown(item)}
-        return found - {NO_LABEL} if all(map(_IS_DIGITS, found - {NO_LABEL})) else found
+        return drop_dash(found)
 
     def are_residue_classes(self) -> bool:
         """Says whether residues have a few letters or digits."""
@@ -134,10 +133,9 @@ class Facts:
 
     def have_minus_1(self) -> bool:
         """Says whether residues, or rows, have -1 beside classes that are digits."""
-        labels = self.residue_labels or {*map(drop_zeros, self.distinct)}
-        rest = labels - {"-1"}
+        rest = beside_minus_1(self.residue_labels or {*map(drop_zeros, self.distinct)})
         are_classes = all(map(_IS_DIGITS, rest)) and len(rest) <= MAX_LETTERS if self.residues else rest == {"0", "1"}
-        return bool(rest) and rest < labels and are_classes
+        return bool(rest) and are_classes
 
     def have_blanks(self) -> bool:
         """Says whether labels are as long as the sequence if blanks count."""
@@ -200,113 +198,6 @@ class Facts:
         listed = self.share(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
         joints = find_joints({write_name(cell) for cell in self.cells})
         return listed > SOME or self.share(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
-
-
-class Rule(NamedTuple):
-    """Where it `holds`, a column is of `task`, and `says` what to give if it is not; or without a task, why not."""
-
-    holds: Callable[[Facts], bool]
-    task: TaskName | None
-    says: str
-
-
-# The first that holds counts. A sentence of refusal shows the first cell.
-RESIDUE_RULES = (
-    Rule(lambda facts: pa.types.is_dictionary(facts.column.type), "classification", ""),  # the file says so
-    Rule(
-        Facts.have_blanks,
-        None,
-        "labels that are as long as the sequences only if blanks count, as in DSSP, where they are coil (such as "
-        "'{cell}'). Write - or C for each blank.",
-    ),
-    Rule(
-        Facts.have_decimal_commas,
-        None,
-        "a number for each residue with a decimal comma (such as '{cell}'). Write a point: 0.7.",
-    ),
-    Rule(
-        Facts.are_shortened,
-        None,
-        "lists that numpy wrote with '...' in place of their middle (such as '{cell}'). Write them whole, as "
-        "array.tolist() gives them.",
-    ),
-    Rule(
-        Facts.have_minus_1,
-        None,
-        "-1 beside 0 and others. If it means not known, write ? for a residue, or leave the row out; if it is a class "
-        "or an amount, give --task.",
-    ),
-    Rule(
-        Facts.are_residue_classes,
-        "residue_classification",
-        f"--task residue_regression for amounts in lists, {ONE_NAME}",
-    ),
-    Rule(Facts.are_residue_numbers, "residue_regression", ""),
-)
-ROW_RULES = (
-    Rule(
-        Facts.are_bit_vectors,
-        None,
-        "a list of 0 and 1 in each cell (such as '{cell}'), which names no labels. Write a column of 0 and 1 for each "
-        "label and name all of them: --label_column A B C.",
-    ),
-    Rule(Facts.are_lists_of_numbers, "regression", ""),
-    Rule(
-        Facts.are_decimals,
-        None,
-        "several numbers in a cell (such as '{cell}'). Write a column for each, or lists of as many: [0.26, 0.68].",
-    ),
-    Rule(lambda facts: pa.types.is_boolean(facts.column.type), "classification", ""),
-    Rule(
-        Facts.are_bits_but_few,
-        None,
-        "0 and 1 in nearly all cells, and others such as '{odd}'. Correct these, or leave them empty; give --task "
-        "regression if all are amounts, --task classification if all are classes.",
-    ),
-    Rule(Facts.are_counted_classes, "classification", AMOUNTS),
-    Rule(Facts.are_numbers, "regression", "--task classification if they name classes"),
-    Rule(Facts.are_sets, "multilabel", ONE_NAME),
-    Rule(
-        lambda facts: True,
-        "classification",
-        f"--task multilabel if a cell may name several, separated by {SEPARATOR}",
-    ),
-)
-
-
-def choose_task(
-    columns: Mapping[str, pa.ChunkedArray], sequences: pa.ChunkedArray | None, asked: str = "auto"
-) -> tuple[TaskName, str]:
-    """The task that the cells seem to be meant for, and what to give if they are not ("" where nothing else fits).
-
-    Args:
-        columns: n cells each, by name.
-        sequences: n; None where residues cannot have labels, since several columns hold sequences.
-        asked: `--task`, which says what -1 is, and whether rules of rows are meant.
-
-    Raises:
-        DataError: labels in a form that cannot be read, by these rules; -1 among several columns of 0 and 1.
-
-    Cost: form and lengths of the first 1,000 labels; the distinct ones of whole columns where these are numbers.
-    """
-    if len(columns) > 1:
-        found = {drop_zeros(name) for column in columns.values() for name in Facts.of(column, None).distinct}
-        if found - {"-1"} < found and {*map(as_bit, found - {"-1"})} == {0.0, 1.0}:
-            raise DataError(
-                f"columns {', '.join(map(repr, columns))} hold 0, 1 and -1. If -1 means not known, leave these cells "
-                "empty (0 and 1 are labels then); if it is an amount, give --task regression."
-            )
-        return ("multilabel", AMOUNTS) if {*map(as_bit, found)} <= {0.0, 1.0} else ("regression", "")
-    ((name, column),) = columns.items()
-    facts = Facts.of(column, sequences)
-    rules = RESIDUE_RULES if asked.startswith("residue") else (*RESIDUE_RULES, *ROW_RULES)
-    may_hold = (rule for rule in rules if asked == "auto" or rule.holds is not Facts.have_minus_1)
-    rule = next((rule for rule in may_hold if rule.holds(facts)), ROW_RULES[-1])
-    if rule.task is None:
-        odd = next((cell for cell in facts.cells if as_bit(cell) is None), "")
-        told = rule.says.format(cell=shorten(facts.cells[0]), odd=shorten(odd))
-        raise DataError(f"column {name!r} has {told}")
-    return rule.task, rule.says
 
 
 def vector_length(column: pa.ChunkedArray) -> int:

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, ModelCard
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from ..errors import ArgumentError, HfExtError, RunEnded
-from .allowed import CARD, is_draft
-from .push import HubError, open_repository, push_folder
+from ..hub.allowed import CARD, is_draft
+from ..hub.push import HubError, open_repository, push_folder
+from ..processes.team import Team
+from ..training.host import Host
+from ..training.stop import Stopper
+from .saver import Saver
 
 GRACE_S = 10.0  # after a stop: schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it
 END_WAIT_S = 1800.0  # at the end of training, and of the process
@@ -37,14 +41,17 @@ class Pusher(TrainerCallback):
     and `save_total_size_gb`.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Host, team: Team, stopper: Stopper, saver: Saver):
         self._trainer = trainer
+        self._team = team
+        self._stopper = stopper
+        self._saver = saver
         self._thread: threading.Thread | None = None  # the last one that was begun
         self._begun = ""  # name of the checkpoint whose push was begun last, unless it failed
         self._commit: CommitInfo | None = None  # of the last push, or why it failed
         self._error: Exception | None = None
 
-    def open(self, **given: Any) -> None:
+    def open(self, **given: object) -> None:
         """Makes the repository, private unless `hub_private_repo` is False, and proves that it can be written to.
 
         Raises:
@@ -58,10 +65,10 @@ class Pusher(TrainerCallback):
                 "(the model of each) or end, and keep checkpoints on a disk that outlives the run."
             )
         name = trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
-        trainer.hub_model_id = trainer._ext_team.on_main(lambda: open_repository(name, **settings))
+        trainer.hub_model_id = self._team.on_main(lambda: open_repository(name, **settings))
 
-    def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Token, branch, and whether it is private: what is given, else what the arguments say."""
+    def _settings(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """Reads token, branch, and whether it is private: what is given, else what the arguments say."""
         args = self._trainer.args
         said = {"token": args.hub_token, "private": args.hub_private_repo, "revision": args.hub_revision}
         found = {name: value if given.get(name) is None else given[name] for name, value in said.items()}
@@ -71,12 +78,12 @@ class Pusher(TrainerCallback):
 
     def push_checkpoint(self, newest: int) -> None:
         """Begins the push of the model of checkpoint `newest`, which is in place, where `hub_strategy` wants it."""
-        trainer, store, name = self._trainer, self._trainer.checkpoints, f"checkpoint-{newest}"
+        trainer, store, name = self._trainer, self._saver.store, f"checkpoint-{newest}"
         is_due = (
             trainer.args.hub_strategy == HubStrategy.EVERY_SAVE and name != self._begun and store.path(newest).is_dir()
         )
         may_begin = trainer.args.hub_always_push or not self._is_sending()
-        if not (is_due and may_begin and trainer._ext_team.is_main):
+        if not (is_due and may_begin and self._team.is_main):
             return
         self._begun = name
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
@@ -90,7 +97,7 @@ class Pusher(TrainerCallback):
 
         self._send(name, push)
 
-    def push_model(self, message: str | None, blocking: bool = True, **given: Any) -> CommitInfo | None:
+    def push_model(self, message: str | None, blocking: bool = True, **given: object) -> CommitInfo | None:
         """Pushes what the output folder may share; all processes call it.
 
         Args:
@@ -104,12 +111,12 @@ class Pusher(TrainerCallback):
         """
         trainer, settings = self._trainer, self._settings(given)
         push = partial(push_folder, trainer.args.output_dir, trainer.hub_model_id, message=str(message), **settings)
-        if trainer._ext_team.is_main:
+        if self._team.is_main:
             self._send("The trained model", push)
         if not blocking:
             return None
         self._wait()
-        return trainer._ext_team.on_main(self._conclude)
+        return self._team.on_main(self._conclude)
 
     def _conclude(self) -> CommitInfo | None:
         if self._error is not None:
@@ -117,9 +124,9 @@ class Pusher(TrainerCallback):
         return self._commit
 
     def save_with_card(self, save: Callable[[], None], about: dict[str, Any]) -> None:
-        """Saves the model; a card in the output folder that somebody wrote stays, else Trainer makes one of `about`."""
+        """Saves the model; a card in the output folder that the user wrote stays, else Trainer makes one of `about`."""
         self._wait()  # for what is being sent of the folder
-        path, is_main = Path(self._trainer.args.output_dir, CARD), self._trainer._ext_team.is_main
+        path, is_main = Path(self._trainer.args.output_dir, CARD), self._team.is_main
         written = path.read_bytes() if is_main and path.is_file() else None
         save()
         if not is_main:
@@ -150,7 +157,7 @@ class Pusher(TrainerCallback):
             try:
                 self._commit, self._error = push(), None
                 logger.info("%s is on the Hub: %s", name, self._commit.commit_url)
-            except Exception as error:  # whatever it is: else nobody would hear of it
+            except Exception as error:  # whatever it is: else it would be lost
                 is_said = isinstance(error, HfExtError | RunEnded)
                 self._error = error if is_said else HubError(f"{type(error).__name__}: {error}")
                 self._begun = ""
@@ -163,19 +170,20 @@ class Pusher(TrainerCallback):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _wait(self, end: float = float("inf")) -> None:
-        """Until all is sent, or the main process's clock reads `end`; all processes call it."""
-        self._trainer._ext_team.wait_while(lambda: self._is_sending() and time.monotonic() < end)
+        """Blocks until all is sent, or the main process's clock reads `end`; all processes call it."""
+        self._team.wait_while(lambda: self._is_sending() and time.monotonic() < end)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Waits for the push under way, and makes up for one that failed.
 
         Half an hour at most, after a stop a few seconds. What is not on the Hub then is left.
         """
-        trainer, stopper = self._trainer, self._trainer._ext_stopper
-        newest = trainer._ext_saver.saved_step
+        newest = self._saver.saved_step
         if not args.push_to_hub or newest is None:
             return
-        limit_s = END_WAIT_S if stopper.reason is None else GRACE_S
+        limit_s = END_WAIT_S if self._stopper.reason is None else GRACE_S
         end = time.monotonic() + limit_s
         self._wait(end)
         self.push_checkpoint(newest)
@@ -189,4 +197,4 @@ class Pusher(TrainerCallback):
         """Waits; returns why the last push failed, if no later one succeeded. All processes call it."""
         self._wait(time.monotonic() + END_WAIT_S)
         failure = f"The last push did not end within {END_WAIT_S:.0f} s." if self._is_sending() else self._error
-        return self._trainer._ext_team.on_main(lambda: None if failure is None else str(failure))
+        return self._team.on_main(lambda: None if failure is None else str(failure))

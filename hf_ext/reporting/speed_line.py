@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..text.progress import LiveProgress, describe_training, find_shortfall
+from .throughput import ThroughputCallback
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
@@ -27,39 +28,53 @@ class SpeedLine(TrainerCallback):
     Nothing is synchronised for it. Cost: one look at the clock per step, and a few milliseconds per refresh.
 
     Args:
-        trainer: whose `throughput` measures the steps.
+        throughput: measures the steps. list_callbacks: all of the trainer, among them bars and tables.
         clock: seconds that only grow.
     """
 
-    def __init__(self, trainer: Any, clock: Callable[[], float] = time.monotonic):
-        self._trainer, self._clock = trainer, clock
+    def __init__(
+        self,
+        throughput: ThroughputCallback,
+        list_callbacks: Callable[[], Sequence[TrainerCallback]],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._throughput = throughput
+        self._list_callbacks = list_callbacks
+        self._clock = clock
         self._due = math.inf
         self._logs: dict[str, Any] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
+    ) -> None:
         """Starts afresh."""
         self._logs, self._is_shown = {}, False
         self._said: set[str] = set()
-        self._first_judged = state.global_step + self._trainer.throughput.warmup_steps + JUDGED_STEPS
+        self._first_judged = state.global_step + self._throughput.warmup_steps + JUDGED_STEPS
         self._due = self._clock() + REFRESH_S if state.is_world_process_zero else math.inf
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Behind a bar each loss is shown, in lines the first."""
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: object
+    ) -> None:
+        """Shows each loss behind a bar, in lines the first."""
         if state.is_world_process_zero and "loss" in (logs or {}):
             self._logs = dict(logs)
             self._refresh(args, state, is_due=not self._is_shown)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Shows it again, when it is time."""
         if self._clock() >= self._due:
             self._refresh(args, state)
 
-    def _refresh(self, args: Any, state: Any, is_due: bool = True) -> None:
-        throughput, callbacks = self._trainer.throughput, self._trainer.callback_handler.callbacks
-        rates = throughput.live(args, state)
+    def _refresh(self, args: TrainingArguments, state: TrainerState, is_due: bool = True) -> None:
+        callbacks = self._list_callbacks()
+        rates = self._throughput.live(args, state)
         text = describe_training({**self._logs, **rates}, args, state)
         bars = [callback for callback in callbacks if isinstance(callback, LiveProgress) and callback.has_bar]
-        tables = [c.training_tracker for c in callbacks if getattr(c, "training_tracker", None) is not None]
+        trackers = [getattr(callback, "training_tracker", None) for callback in callbacks]
+        tables = [tracker for tracker in trackers if tracker is not None]
         for bar in bars:
             bar.show(text)
         if not rates:  # still warming up

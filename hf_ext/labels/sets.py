@@ -1,0 +1,165 @@
+"""Labels of which a row has several or none: listed in a cell, or a column of 0 and 1 for each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import DataError
+from .cells import (
+    JOINTS,
+    NO_LABEL,
+    SEPARATOR,
+    Judged,
+    as_bit,
+    count_names,
+    find_joints,
+    is_missing,
+    read_list,
+    show_names,
+    split_joined,
+    write_name,
+)
+from .classes import NamedKind
+from .columns import LabelTable, Read
+from .numbers import read_values, write_values
+from .outputs import LABEL, PREDICTION, Array, Columns, Outputs
+
+
+class LabelSets(NamedKind):
+    """Several labels of a row: 1 for those that it has, 0 for others."""
+
+    task = "multilabel"
+    takes_columns = True
+    arrow_type = pa.list_(pa.float64())
+    constant_name = "label frequencies"
+    hub_task, hub_name = "text-classification", "Labels of protein sequences, several at once"
+    returns = "the names of a row's labels; predict_proba returns the probability of each"
+
+    def names_of(self, cell: object) -> list[str]:
+        """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
+        items = read_list(cell, of_names=True)
+        if items is None:
+            items = cell.split(SEPARATOR) if isinstance(cell, str) else [cell]
+        names = [write_name(item) for item in items if not self.is_missing(item)]
+        return [one for name in names if name != NO_LABEL for one in self._split(name)]
+
+    def _split(self, name: str) -> list[str]:
+        """Returns the labels that a name joins (`a|b`), itself where it is one."""
+        for sign in JOINTS:
+            joined = split_joined(name, sign)
+            if self.find(name) is None and joined and all(self.find(one) is not None for one in joined):
+                return joined
+        return [name]
+
+    def judge(self, cell: object) -> Judged:
+        """Returns a cell as 1 or 0 for each name."""
+        if self.is_missing(cell):
+            remedy = (
+                f"Write {NO_LABEL} for a row that has none of the labels; drop the row if the labels were not assessed."
+            )
+            return Judged([], "no label in this cell", remedy)
+        found = [self.number_of(name) for name in self.names_of(cell)]
+        for one in found:
+            if one.rule:
+                return one._replace(value=[])
+        return Judged(np.isin(range(self.num_outputs), [one.value for one in found]).astype(np.float64))
+
+    def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
+        """Counts `a|b` as a and b where it joins labels."""
+        joints = find_joints(counts)
+        if not joints:
+            return counts
+        joined = {one for name in counts for sign in joints if sign in name for one in split_joined(name, sign)}
+        alone = [name for name in counts if not any(sign in name for sign in joints)]
+        return count_names(LabelSets(self.columns, (*alone, *joined)).names_of, cells, nums)
+
+    def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
+        joined = [one for one in self.names if any(sign in one for sign in JOINTS)]
+        if joined and max(len(self.read_items(value)) for value in values) < 2:
+            raise DataError(
+                f"column {self.columns[0]!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell "
+                f"names several ({show_names(joined)}). Write it between them; or give --task classification."
+            )
+
+    def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
+        return [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
+
+    def facts(self, labels: Array) -> dict[str, Any]:
+        """Returns how many rows there are, and how many have each label.
+
+        Args:
+            labels: (n, labels), NaN is not known.
+        """
+        return self._facts(labels, np.nansum(labels, 0).astype(int), np.isfinite(labels).sum(0))
+
+    def why_useless(self, facts: Mapping[str, Any]) -> str:
+        """Returns that no label tells training rows apart, or that one of them is known nowhere."""
+        unknown = [name for name, known in zip(facts["counts"], facts["num_known"]) if not known]
+        if unknown:
+            which = show_names(unknown)
+            return f"{which}: no training row says whether it has that label. Leave the column out, or fill it in."
+        if any(0 < num < known for num, known in zip(facts["counts"].values(), facts["num_known"])):
+            return ""
+        where = ", ".join(map(repr, self.columns))
+        return f"column {where}: all training rows have the same labels, so there is nothing to learn."
+
+    def describe(self) -> str:
+        return f"any of {len(self.names):,} labels ({show_names(self.names)})"
+
+    def describe_limits(self) -> list[str]:
+        return [f"It knows {self.num_outputs:,} labels and no others."]
+
+    def _link(self, special: Any) -> Callable[[Any], Any]:
+        return special.expit
+
+    def decode(self, predictions: Outputs) -> Any:
+        return [tuple(name for name, value in zip(self.names, row) if value > 0.5) for row in predictions]
+
+    def prediction_columns(self, predictions: Outputs) -> Columns:
+        shares = np.asarray(predictions, np.float32)
+        named = {PREDICTION: [*map(join_set, self.decode(predictions))]}
+        return {**named, **dict(zip(self.score_columns, shares.T))}
+
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
+        return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}
+
+
+class LabelColumns(LabelSets):
+    """The same with a column of 1, 0 or nothing, not known, for each label."""
+
+    arrow_type = pa.float64()
+
+    @classmethod
+    def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:
+        return len(columns) > 1
+
+    def judge(self, cell: object) -> Judged:
+        """Returns a cell as 1, 0 or NaN."""
+        value = math.nan if is_missing(cell) else as_bit(cell)
+        wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
+        return wrong if value is None else Judged(value)
+
+    def read(self, table: LabelTable) -> Read:
+        columns = {name: table.table[name] for name in self.columns}
+        return read_values(self, table, columns, [])
+
+    @property
+    def label_names(self) -> list[str]:
+        return [f"{LABEL}_{name}" for name in self.names]
+
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
+        return write_values(self, labels)
+
+
+def join_set(names: Sequence[str]) -> str:
+    """Returns the labels of a row, as a cell lists them: between `;`, as a JSON list where a name has one."""
+    if any(SEPARATOR in name for name in names):
+        return json.dumps([*names])
+    return SEPARATOR.join(names) if len(names) else NO_LABEL

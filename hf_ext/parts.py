@@ -1,0 +1,118 @@
+"""The parts of a run: which there are, what each is given, and in which order they have Trainer's events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from transformers import TrainerCallback
+
+from .data.batches.masking import MaskingEpochCallback
+from .processes.team import Team
+from .reporting.run_record import RunClockCallback
+from .reporting.speed_line import SpeedLine
+from .reporting.throughput import ThroughputCallback
+from .saving.exporter import Exporter
+from .saving.pusher import Pusher
+from .saving.resumer import Resumer
+from .saving.rotation import Retention
+from .saving.saver import Saver
+from .training.backends import Backend, choose_backend
+from .training.checks import Checks
+from .training.embedding_cache import EmbeddingCache, EmbeddingHost
+from .training.evaluation import Evaluator, MakeLoader, OnePass
+from .training.loaders import Loaders
+from .training.losses import Losses
+from .training.nan_guard import NanGuard
+from .training.planned import PlannedRun
+from .training.stop import Stopper
+from .training.watchers import CollapseAlarm, EarlyStopping
+
+
+@dataclass
+class Parts:
+    """Each has one concern and its state, and knows of others what its constructor was given.
+
+    Those that are callbacks have Trainer's events in this order. What is said before a run comes first, then rates, who
+    shows them, and clocks: what the others do is not training. Losses are judged before a step is stopped for, and
+    evaluations are asked for before a stop can hold them back.
+    """
+
+    checks: Checks
+    throughput: ThroughputCallback
+    speed_line: SpeedLine
+    run_clock: RunClockCallback
+    loaders: Loaders
+    masking: MaskingEpochCallback | None
+    nan_guard: NanGuard
+    evaluator: Evaluator
+    stopper: Stopper
+    early_stopping: EarlyStopping
+    collapse_alarm: CollapseAlarm
+    embedder: EmbeddingCache
+    backend: Backend
+    saver: Saver
+    resumer: Resumer
+    exporter: Exporter
+    pusher: Pusher
+    team: Team
+
+    def callbacks(self) -> list[TrainerCallback]:
+        """Returns those that are, in the order of their events."""
+        return [part for part in vars(self).values() if isinstance(part, TrainerCallback)]
+
+
+def make_parts(
+    trainer: EmbeddingHost,
+    planned: PlannedRun,
+    losses: Losses,
+    one_pass: OnePass,
+    make_loader: MakeLoader,
+    save: Callable[[], None],
+) -> Parts:
+    """Makes the parts of a trainer, once it has an Accelerator.
+
+    Args:
+        one_pass, make_loader, save: see `Evaluator`.
+
+    Raises:
+        ArgumentError: arguments that contradict each other, or ask a part for what it cannot do.
+    """
+    plan = planned.plan
+    team = Team(trainer)
+    backend = choose_backend(trainer, plan)
+    stopper = Stopper(trainer, team)
+    collator = trainer.data_collator
+    throughput = ThroughputCallback(tokenizer=getattr(collator, "tokenizer", None))
+    throughput.writes_file = planned.keeps_records
+    throughput.packs = planned.applied("packing")
+    early_stopping = EarlyStopping(trainer, team)
+    collapse_alarm = CollapseAlarm(trainer)
+    evaluator = Evaluator(trainer, team, stopper, (early_stopping, collapse_alarm), one_pass, make_loader, save)
+    loaders = Loaders(trainer, planned)
+    run_clock = RunClockCallback()
+    carried = (loaders, run_clock, evaluator, collapse_alarm, early_stopping)
+    keep = partial(Retention, trainer, backend, plan, early_stopping.num_bytes)
+    saver = Saver(trainer, team, backend, stopper, carried, keep, push=lambda step: pusher.push_checkpoint(step))
+    pusher = Pusher(trainer, team, stopper, saver)
+    return Parts(
+        checks=Checks(trainer, backend, losses),
+        throughput=throughput,
+        speed_line=SpeedLine(throughput, lambda: trainer.callback_handler.callbacks),
+        run_clock=run_clock,
+        loaders=loaders,
+        masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
+        nan_guard=NanGuard(trainer, planned.run, backend, saver.last_good),
+        evaluator=evaluator,
+        stopper=stopper,
+        early_stopping=early_stopping,
+        collapse_alarm=collapse_alarm,
+        embedder=EmbeddingCache(trainer, team, backend, planned),
+        backend=backend,
+        saver=saver,
+        resumer=Resumer(trainer, backend, plan, saver, carried),
+        exporter=Exporter(trainer, backend),
+        pusher=pusher,
+        team=team,
+    )
