@@ -44,7 +44,7 @@ class Recorded(Frozen):
         return self != type(self)()
 
     @classmethod
-    def read_other(cls, value: Any) -> Any:
+    def read_other(cls, value: object) -> object:
         """Returns JSON of another form in that of the class."""
         return value
 
@@ -78,8 +78,8 @@ class Score(Recorded):
         return units.score(self.value if self.is_bare else vars(self))
 
     @classmethod
-    def read_other(cls, value: Any) -> Any:
-        """A number becomes an object."""
+    def read_other(cls, value: object) -> object:
+        """Makes an object of a number."""
         return value if isinstance(value, Mapping) else {"value": value, "is_bare": True}
 
 
@@ -111,8 +111,8 @@ class SplitRecord(Recorded):
         return self.scores.get("model", {})
 
     @classmethod
-    def read_other(cls, value: Any) -> Any:
-        """Of a masked language model, and in old records, scores stand alone: predictor -> metric -> number."""
+    def read_other(cls, value: object) -> object:
+        """Takes scores alone too: predictor -> metric -> number, of masked language models and in old records."""
         if not isinstance(value, Mapping) or "model" not in value:
             return value
         return {"scores": value, "baselines": {name: {} for name in value if name != "model"}}
@@ -279,7 +279,7 @@ class CommonRecord(Recorded):
         own: what the task adds, by name; `RunRecord` knows what tasks share of it.
     """
 
-    format: Any = None
+    format: Number = None
     created: str = ""
     command: str = ""
     seed: Number = None
@@ -339,7 +339,7 @@ class RunRecord(Evaluated, CommonRecord):
 
     @property
     def is_demo(self) -> bool:
-        """Whether the run trained on generated demo data."""
+        """Tells whether the run trained on generated demo data."""
         return self.data.source is None
 
 
@@ -402,11 +402,11 @@ FORMS: dict[Any, tuple[Any, str]] = {
     str: (str, "a text"),
     bool: (bool, "true or false"),
 }
-_LEFT_OUT: Any = object()
+_LEFT_OUT = object()
 
 
-def to_json(record: Any) -> Any:
-    """A record as JSON has it: its fields by name, in their order, then those of `own`; anything else as it is."""
+def to_json(record: object) -> Any:
+    """Returns a record as JSON has it: its fields in their order, then those of `own`; anything else as it is."""
     if not isinstance(record, Recorded):
         return record
     named = {name.rstrip("_"): to_json(value) for name, value in vars(record).items()}
@@ -414,7 +414,7 @@ def to_json(record: Any) -> Any:
     return {**named, **own}
 
 
-def from_json(kind: type[Read], value: Any, where: object = "The record of the run") -> Read:
+def from_json(kind: type[Read], value: object, where: object = "The record of the run") -> Read:
     """Reads a record.
 
     Args:
@@ -428,8 +428,8 @@ def from_json(kind: type[Read], value: Any, where: object = "The record of the r
     return record if isinstance(record, kind) else kind()
 
 
-def _read(hint: Any, value: Any, where: object) -> Any:
-    """The value as a field has it; `_LEFT_OUT` where it has another type, which the log says, or none."""
+def _read(hint: Any, value: object, where: object) -> Any:
+    """Returns the value as a field has it; `_LEFT_OUT` for another type, which the log says, or for none."""
     (hint, *other) = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     kind = get_origin(hint) or hint
     is_record = issubclass(kind, Recorded)
@@ -447,11 +447,13 @@ def _read(hint: Any, value: Any, where: object) -> Any:
         if "own" in hints:
             known["own"] = {key: item for key, item in value.items() if key not in names}
         return kind(**known)
-    if not isinstance(value, Mapping | list | tuple):
-        return value
-    items: Any = value if isinstance(value, Mapping) else dict(enumerate(value, 1))
-    found = _read_items(dict.fromkeys(items, get_args(hint)[-1]), items, where)
-    return found if isinstance(value, Mapping) else [*found.values()]
+    of_items = get_args(hint)[-1:]
+    if isinstance(value, Mapping):
+        return _read_items(dict.fromkeys(value, *of_items), value, where)
+    if isinstance(value, list | tuple):
+        items = dict(enumerate(value, 1))
+        return [*_read_items(dict.fromkeys(items, *of_items), items, where).values()]
+    return value
 
 
 def _read_items(hints: Mapping[Any, Any], items: Mapping[Any, Any], where: object) -> dict[Any, Any]:
