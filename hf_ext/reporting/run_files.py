@@ -168,7 +168,7 @@ def last_part(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
-def show_source(name: Any, revision: Any = None) -> str:
+def show_source(name: object, revision: str | None = None) -> str:
     """A Hub id with its revision, of anything local the last part of its path."""
     if not is_hub_id(name, revision):
         return f"{last_part(str(name))} (local)"
