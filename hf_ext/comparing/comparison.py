@@ -143,7 +143,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     return {
         "unit": unit,
         "metric": args.metric,
-        "device": good[optimized][0].throughput["device"],
+        "device": good[optimized][0].throughput.device,
         "optimized": optimized,
         "sides": sides,
         "against": pairs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -88,8 +88,8 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str
                 "arguments": [*run.side.arguments],
                 "wall_seconds": run.wall_seconds,
                 "cpu_seconds": run.cpu_seconds,
-                "peak_memory_gib": run.results["costs"]["peak_memory_gib"],
-                "num_trainable": run.results["model"]["num_trainable"],
+                "peak_memory_gib": run.record.costs.peak_memory_gib,
+                "num_trainable": run.record.model.num_trainable,
             }
             for run in done
         },
@@ -154,12 +154,12 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
     Cost: `compare` of each but the last with all that cost more.
     """
     folder = runs[0].folder
-    test = runs[0].results["test"]
+    record = runs[0].record
     data_args = DataArguments()
     own = EvaluateArguments(models=[])
     rows = load_test(str(folder), data_args, own, ())
-    metric = (test["verdict"]["comparison"] or {}).get("metric", metrics_of(rows.kind).decides)
-    baseline = find_best(test["scores"], metric, [*test["baselines"]])
+    metric = record.verdict.comparison.get("metric", metrics_of(rows.kind).decides)
+    baseline = find_best({name: record.test.scores[name][metric].value for name in record.test.baselines}, metric)
     files = {baseline: baseline_file(folder, baseline)}
     files |= {run.side.name: run.folder / PREDICTIONS for run in runs}
     predictions = {name: read_predictions(path, rows.table, data_args, rows.kind) for name, path in files.items()}
@@ -176,11 +176,11 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
     return {"metric": metric, "baseline": baseline, **facts, "verdicts": verdicts}
 
 
-def find_best(scores: Mapping[str, Any], metric: str, names: Iterable[str]) -> str:
-    """Finds which of `names` scores best on the test rows; one without a score never does."""
+def find_best(scores: Mapping[str, float | None], metric: str) -> str:
+    """Returns the name of what scores best by a metric; one without a score never does."""
     sign = -1 if units.less_is_better(metric) else 1
-    values = {name: scores[name][metric]["value"] for name in names}
-    return max(values, key=lambda name: -math.inf if values[name] is None else sign * values[name])
+    known = {name: -math.inf if score is None else sign * score for name, score in scores.items()}
+    return max(known, key=known.__getitem__)
 
 
 def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
@@ -206,7 +206,9 @@ def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
         if by_name[chosen].side.role != FROZEN or not later:
             ratio = by_name[chosen].wall_seconds / by_name[than].wall_seconds if than in by_name else None
             return _sentence(verdicts[chosen][than]) + (f", in {ratio:.1f} times the time." if ratio else ".")
-    text = _sentence(verdicts[find_best(found["scores"], found["metric"], later)][chosen])
+    metric = found["metric"]
+    best = find_best({name: found["scores"][name][metric]["value"] for name in later}, metric)
+    text = _sentence(verdicts[best][chosen])
     return f"{lead} on these {found['num_rows']:,} rows: {text[:1].lower()}{text[1:]}."
 
 

@@ -52,12 +52,12 @@ def paired_difference(values: Floats, baseline: Floats) -> Interval:
 
 def common_unit(runs: Iterable[SideRun]) -> str:
     """Returns the finest unit that all runs counted in full."""
-    return max((run.throughput["unit"] for run in runs), key=UNITS.index)
+    return max((run.throughput.unit for run in runs), key=UNITS.index)
 
 
 def round_rates(runs: Sequence[SideRun], unit: str) -> Floats:
     """Rates per second of one side's runs, (rounds,)."""
-    return np.array([run.throughput["totals"][unit] / run.throughput["totals"]["seconds"] for run in runs])
+    return np.array([run.throughput.totals[unit] / run.throughput.totals["seconds"] for run in runs])
 
 
 def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, Any]:
@@ -67,27 +67,27 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
     `one_off_seconds`: what came before the first step, such as embedding once, and what the warm-up steps took above
     the others. `epoch_seconds`: of its steps alone; None where a run does not know how long an epoch is.
     """
-    throughputs = [run.throughput for run in runs]
     side = runs[0].side
-    steps = [t["totals"]["seconds"] / t["measured_steps"] for t in throughputs]
+    throughputs = [run.throughput for run in runs]
+    steps = [t.totals["seconds"] / t.measured_steps for t in throughputs]
     once = [
-        t["seconds_before_training"] + max(0.0, t["warmup_seconds"] - t["warmup_steps"] * step)
+        t.seconds_before_training + max(0.0, t.warmup_seconds - t.warmup_steps * step)
         for t, step in zip(throughputs, steps)
     ]
-    epochs = [t["steps_per_epoch"] * step for t, step in zip(throughputs, steps) if t["steps_per_epoch"]]
+    epochs = [t.steps_per_epoch * step for t, step in zip(throughputs, steps) if t.steps_per_epoch]
     return {
         "role": side.role,
         "arguments": [*side.arguments],
         "launch": [*side.launch],
-        "num_processes": throughputs[0]["num_processes"],
+        "num_processes": throughputs[0].num_processes,
         "rate": _spread(round_rates(runs, unit).tolist()),
-        "peak_memory_gib": max(t["peak_memory_gib"] for t in throughputs),
+        "peak_memory_gib": max(t.peak_memory_gib for t in throughputs),
         "step_seconds": statistics.median(steps),
-        "data_wait_share": statistics.median(t["rates"]["data_wait_share"] for t in throughputs),
+        "data_wait_share": statistics.median(t.rates["data_wait_share"] for t in throughputs),
         "one_off_seconds": statistics.median(once),
         "epoch_seconds": statistics.median(epochs) if len(epochs) == len(steps) else None,
         "wall_seconds": statistics.median(run.wall_seconds for run in runs),
-        "sequences_per_step": statistics.median(t["totals"]["sequences"] / t["measured_steps"] for t in throughputs),
+        "sequences_per_step": statistics.median(t.totals["sequences"] / t.measured_steps for t in throughputs),
         "final_loss": _spread([final_loss(run) for run in runs]),
         "metric": _spread([find_metric(run, metric) for run in runs]),
     }
@@ -99,7 +99,7 @@ def find_metric(run: SideRun, name: str) -> float | None:
     for part in [name] if name in run.results else name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     if found is None:
-        found = next((log[name] for log in reversed(run.throughput["log_history"]) if name in log), None)
+        found = next((log[name] for log in reversed(run.throughput.log_history) if name in log), None)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
         raise ArgumentError(f"--metric {name}: {run.side.name} has {type(found).__name__} {found!r}, not a number.")
     return None if found is None else float(found)
@@ -107,7 +107,7 @@ def find_metric(run: SideRun, name: str) -> float | None:
 
 def final_loss(run: SideRun) -> float | None:
     """Averages the last tenth of the logged training losses; None where none was logged."""
-    losses = [float(log["loss"]) for log in run.throughput["log_history"] if "loss" in log]
+    losses = [float(log["loss"]) for log in run.throughput.log_history if "loss" in log]
     if losses:
         return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :])
     return None

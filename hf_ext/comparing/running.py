@@ -19,7 +19,8 @@ import psutil
 from ..checkpoints.run_lock import find_other_run
 from ..errors import ArgumentError, HfExtError
 from ..files import write_text
-from ..reporting.run_files import read_record
+from ..reporting.record import PlanRecord, RunRecord, Throughput, from_json
+from ..reporting.run_files import read_object, read_record
 from .sides import Side
 
 logger = logging.getLogger(__name__)
@@ -39,12 +40,17 @@ class SideRun:
     side: Side
     round: int
     wall_seconds: float = 0.0
-    throughput: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
+    throughput: Throughput = field(default_factory=Throughput)
+    results: Mapping[str, Any] = field(default_factory=dict)  # as JSON has them
+    plan: PlanRecord = field(default_factory=PlanRecord)
     error: str = ""
     cpu_seconds: float = 0.0  # 0 on Windows, where those of children are not counted
     folder: Path = Path()
+
+    @property
+    def record(self) -> RunRecord:
+        """The same as `results`."""
+        return from_json(RunRecord, self.results)
 
 
 def run_all(
@@ -101,7 +107,7 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     if is_timed:
-        _check_throughput(read_record(folder / "throughput.json"), command, side, round_, log)
+        _check_throughput(read_record(Throughput, folder / "throughput.json"), command, side, round_, log)
     seconds = {"wall_seconds": wall_seconds, "cpu_seconds": spent[2] + spent[3]}  # of children: user and system
     _write_record(folder, command, seconds)
     return _read_run(side, round_, seconds, folder)
@@ -127,23 +133,28 @@ def end_processes(started: Iterable[psutil.Process]) -> None:
         left = psutil.wait_procs(left, GRACE_S)[1]
 
 
-def _check_throughput(throughput: dict[str, Any], command: Sequence[str], side: Side, round_: int, log: Path) -> None:
+def _check_throughput(throughput: Throughput, command: Sequence[str], side: Side, round_: int, log: Path) -> None:
     if not throughput:
         raise ChildFailed(
             f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer than "
             f"FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
         )
-    if not throughput["measured_steps"]:
+    if not throughput.measured_steps:
         raise ChildFailed(
-            f"{side.name}, round {round_}: all {throughput['warmup_steps']} steps were warm-up. Train for more steps."
+            f"{side.name}, round {round_}: all {throughput.warmup_steps} steps were warm-up. Train for more steps."
         )
 
 
 def _read_run(side: Side, round_: int, seconds: Mapping[str, Any], folder: Path) -> SideRun:
-    throughput = read_record(folder / "throughput.json")
-    results = read_record(folder / "all_results.json")
-    plan = read_record(folder / "plan.json")
-    return SideRun(side, round_, throughput=throughput, results=results, plan=plan, folder=folder, **seconds)
+    return SideRun(
+        side,
+        round_,
+        throughput=read_record(Throughput, folder / "throughput.json"),
+        results=read_object(folder / "all_results.json"),
+        plan=read_record(PlanRecord, folder / "plan.json"),
+        folder=folder,
+        **seconds,
+    )
 
 
 def _tail(log: Path) -> str:
@@ -161,7 +172,7 @@ def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | No
         ArgumentError: what is in the folder came from another command, or a run still writes there.
         DataError: the file beside it is damaged.
     """
-    found = read_record(_record_of(folder))
+    found = read_object(_record_of(folder))
     if folder.exists():
         if found.get("run") != _describe(command):
             raise ArgumentError(

@@ -16,6 +16,7 @@ from ..arguments.presets import PRESETS
 from ..arguments.training_fields import option
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, find_shipped
+from ..reporting.record import PlanRecord
 
 Role = Literal["baseline", "optimized", "without", "frozen", "lora", "full"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
@@ -139,21 +140,20 @@ def _make_side(text: str, role: Role, launch: str | None) -> Side:
     return Side(name, role, ("--preset", name, *more), launch=words)
 
 
-def make_ablations(optimized: Side, plan: dict[str, Any]) -> list[Side]:
+def make_ablations(optimized: Side, plan: PlanRecord) -> list[Side]:
     """Makes for each speed-up that the optimized run's plan applied a side with all but that one."""
-    decisions = {decision["name"]: decision["status"] for decision in plan["decisions"]}
     # `--without` replaces a list from a preset or YAML, so what was off before is named again.
-    off = [name for name, status in decisions.items() if status == "off"]
+    off = [one.name for one in plan.decisions if one.status == "off"]
     return [
         replace(
             optimized,
-            name=f"without {name}",
+            name=f"without {one.name}",
             role="without",
-            speedup=name,
-            arguments=(*optimized.arguments, "--without", name, *off),
+            speedup=one.name,
+            arguments=(*optimized.arguments, "--without", one.name, *off),
         )
-        for name, status in decisions.items()
-        if status == "applied"
+        for one in plan.decisions
+        if one.status == "applied"
     ]
 
 

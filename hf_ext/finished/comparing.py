@@ -103,13 +103,14 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
         DataError: no finished run, a damaged record, or one that does not list its test rows.
     """
     run = read_run(folder)
-    if run.task != "affinity":
+    settings_of_run = run.record.settings
+    if run.record.task != "affinity":
         raise ArgumentError(f"--test_of {folder}: give the output folder of a run of hf-ext train.")
     for name in ("sequence_columns", "missing_chains", "label_column", "group_column"):
-        setattr(args, name, run.settings[name])
+        setattr(args, name, settings_of_run[name])
     for name in ("binder_threshold", "seed"):
         if name not in explicit:
-            setattr(settings, name, run.settings[name])
+            setattr(settings, name, settings_of_run[name])
     listed = run.predictions
     if listed is None or not listed.columns.keys() >= {*args.sequence_columns, SOURCE_ROW}:
         raise DataError(
@@ -117,7 +118,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             "were a stream. Name a file with --dataset_name."
         )
     columns: dict[str, Any] = {**listed.columns, LABEL: listed.labels}
-    kind = find_kind(run.results)
+    kind = find_kind(run.record)
     if kind.is_one_number:
         if "bound" in columns:
             columns["bound"] = [BOUND_SIGNS.index(sign) - 1 for sign in columns["bound"]]
@@ -133,9 +134,11 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             columns[name] = [sequence[:length] for sequence, length in zip(columns[name], lengths)]
         known = {name: cells for name, cells in columns.items() if cells is not None}
         table = load_sequences(args, needs_labels=True, kind=kind, table=Dataset.from_dict(known)).table
-    by = run.results["test"]["interval_by"]
-    unit_column = SPLIT_CLUSTER if by == "cluster" and SPLIT_CLUSTER in columns else by
-    resampled = ResamplingUnits.of(by, columns[unit_column]) if by else None
+    by = run.record.test.interval_by
+    resampled = None
+    if by:
+        is_cluster = by == "cluster" and SPLIT_CLUSTER in columns
+        resampled = ResamplingUnits.of(by, columns[SPLIT_CLUSTER if is_cluster else by])
     groups = columns[args.group_column] if args.group_column else None
     source, threshold = f"test rows of {run.folder}", settings.binder_threshold
     return LabelledRows(table, kind, source, threshold, groups, resampled, describe_units(resampled))

@@ -28,6 +28,7 @@ from ..property.prediction_file import read_predictions
 from ..property.predictor import check_predictions, load_model, predicting, training_arguments
 from ..property.scoring import RANKING_NOTE
 from ..reporting.data_section import describe_unread
+from ..reporting.record import RunRecord, from_json
 from ..reporting.run_record import write_json
 from ..text.progress import LOGGER, start_run_log
 from ..training_args import FastTrainingArguments
@@ -208,8 +209,8 @@ def take_from_training(
         data_args.sequence_columns = [*dict.fromkeys(column for one in collators for column in columns_of(one))]
         needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
         data_args.missing_chains = [column for column in data_args.sequence_columns if column not in needed]
-    records = (_read_json(one.path / "all_results.json").get("settings") for one in models)
-    settings: dict[str, Any] = next(filter(None, records), {})
+    files = (one.path / "all_results.json" for one in models)
+    settings = next(filter(None, (from_json(RunRecord, _read_json(file), file).settings for file in files)), {})
     taken = []
     for name, owner in (("label_column", data_args), ("binder_threshold", own)):
         value = settings.get(name)

@@ -7,11 +7,13 @@ from typing import Any
 
 from ..evaluation.verdict import MODEL
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
+from ..reporting.record import RunRecord, SplitRecord, from_json
 from ..reporting.scores import score_numbers
 from ..text import units
 from ..text.units import capitalize, is_finite
 
 EXAMPLE = "MKTAYIAKQRQISFVKSHFSRQLEE"  # made up
+RECOVERY = "cdr3_recovery"
 MEASURES = {  # of a set of antibodies -> how its row is named
     "valid": "With the pattern of conserved residues",
     "unique_pairs": "Unique pairs",
@@ -19,7 +21,7 @@ MEASURES = {  # of a set of antibodies -> how its row is named
     "memorised": "Training antibodies to the residue",
     "nearest_heavy": "Heavy chain's identity to the nearest in training",
     "nearest_cdr3": "CDR-H3's identity to the nearest in training",
-    "cdr3_recovery": "CDR-H3 recovery",
+    RECOVERY: "CDR-H3 recovery",
     "share_above": "Predicted above the affinity threshold",
     "correlation": "Spearman of asked-for and predicted affinity",
 }
@@ -35,23 +37,23 @@ def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
     ]
 
 
-def describe(results: Mapping[str, Any]) -> Page:
+def describe(run: RunRecord) -> Page:
     """Returns the page of a run, from what its `all_results.json` holds."""
-    settings = results["settings"]
-    found = results["generation"]
-    gates = results["gates"]
+    settings = run.settings
+    found = run.own["generation"]
+    gates = run.own["gates"]
+    stage = run.own["stage"]
     antigen = settings["antigen_column"]
     sets = found["sets"]
-    stage = results["stage"]
     chains = units.join_words([settings[name] for name in ("heavy_column", "light_column") if settings[name]])
     return Page(
         title=f"Generating antibodies for {antigen}",
-        summary=f"A generator of antibodies (architecture: {results['model']['architecture']}; of the three stages: "
+        summary=f"A generator of antibodies (architecture: {run.model.own['architecture']}; of the three stages: "
         f"{stage}): from the sequence of {antigen} it writes the variable domains of an antibody ({chains}).",
         numbers=_numbers(sets, found),
         alarms=[f"Gate {g['name']} of stage {stage}: {g['reason']}" for g in gates if g["passed"] is False],
-        results=[*_result_blocks(sets, found), *_gate_blocks(results, gates)],
-        limits=[capitalize(f"{text}.") for text in results["verdict"]["limits"]],
+        results=[*_result_blocks(sets, found), *_gate_blocks(run.own)],
+        limits=[capitalize(f"{text}.") for text in run.verdict.own["limits"]],
         use=_use(sets[MODEL]),
         subject="writing sequences like those of the training antibodies, and about nothing else: no safety, no "
         "function in a cell, no patient",
@@ -78,8 +80,8 @@ def _numbers(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) ->
         ["unique pairs", units.score(model["unique_pairs"]), "share of outputs"],
         ["training antibodies", units.score(model["memorised"]), "share of outputs, to the residue"],
     ]
-    beside = {"scores": sets, "baselines": [name for name in sets if name != MODEL]}
-    numbers.append(["CDR-H3 recovery", *score_numbers(beside, ["cdr3_recovery"])[0][1:]])
+    beside = from_json(SplitRecord, {name: {RECOVERY: each.get(RECOVERY)} for name, each in sets.items()})
+    numbers.append(["CDR-H3 recovery", *score_numbers(beside, [RECOVERY])[0][1:]])
     for effect in found["effects"]:
         saved = units.score({**effect["comparison"], "value": effect["comparison"]["improvement"]})
         note = f"nats per token that shuffling it costs: {effect['reading']}"
@@ -106,10 +108,10 @@ def _result_blocks(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, An
     return [table, Points(notes)]
 
 
-def _gate_blocks(results: Mapping[str, Any], gates: list[dict[str, Any]]) -> list[Block]:
-    rows = [[g["name"], PASSED[g["passed"]], units.format_cell(g["value"]), g["reason"]] for g in gates]
-    passed = "passed" if results["gates_passed"] else "did not pass"
-    text = Text(f"Stage {results['stage']} {passed} its gates.")
+def _gate_blocks(found: Mapping[str, Any]) -> list[Block]:
+    rows = [[g["name"], PASSED[g["passed"]], units.format_cell(g["value"]), g["reason"]] for g in found["gates"]]
+    passed = "passed" if found["gates_passed"] else "did not pass"
+    text = Text(f"Stage {found['stage']} {passed} its gates.")
     return [text, Table(["gate", "", "value", "why"], rows, fold="All gates")]
 
 

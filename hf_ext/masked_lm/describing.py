@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Text
-from ..reporting.run_files import as_dict, list_columns
+from ..reporting.record import RunRecord
 from ..reporting.scores import index_scores, score_numbers, score_table, verdict_limits
 from ..text.units import join_words
 
@@ -18,27 +15,24 @@ MEANING = (
 )
 
 
-def describe(results: Mapping[str, Any]) -> Page:
+def describe(run: RunRecord) -> Page:
     """Returns the page of a run, from what its `all_results.json` holds."""
-    columns = list_columns(results)
-    settings = as_dict(results.get("settings"))
-    name = "test" if results.get("test") else "validation"
-    scores = as_dict(results.get(name))
-    blocks: list[Block] = [score_table(scores, f"The {name} split."), Text(MEANING)] if scores else []
-    is_adapter = bool(settings.get("use_peft"))
+    columns = run.sequence_columns
+    name = "test" if run.test else "validation"
+    scored = run.test or run.validation
+    blocks: list[Block] = [score_table(scored.scores, f"The {name} split."), Text(MEANING)] if scored else []
+    is_adapter = bool(run.settings.get("use_peft"))
     return Page(
         title=f"Masked language model of {join_words(columns)}" if columns else "Masked language model",
         summary="A masked protein language model: it predicts masked residues of amino-acid sequences. Trained on "
         f"{join_words(columns or ['sequence'])}.",
-        numbers=score_numbers(
-            {"scores": scores, "baselines": ["unigram"] if scores else []}, ["perplexity", "accuracy"], name
-        ),
+        numbers=score_numbers(scored, ["perplexity", "accuracy"], name),
         results=blocks,
-        limits=verdict_limits(results),
+        limits=verdict_limits(run.verdict),
         subject="filling in masked residues, and about nothing else: no safety, no function in a cell, no patient",
         loading=[Code(_loading_code(is_adapter), "python")],
-        needs_bases=is_adapter and not settings.get("save_full"),
-        scores=[score for score in index_scores(as_dict(scores.get("model"))) if score[0] != "num_tokens"],
+        needs_bases=is_adapter and not run.settings.get("save_full"),
+        scores=[score for score in index_scores(scored) if score[0] != "num_tokens"],
         split=name,
         tags=["biology", "protein", "protein-language-model", "masked-lm"],
         pipeline_tag="fill-mask",

@@ -10,7 +10,7 @@ from ..heads.ensemble import MEMBER_HEADERS, member_rows
 from ..heads.layers import describe_layers
 from ..labels import LabelKind, kind_from_state
 from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from ..reporting.run_files import as_dict, label_name, list_columns
+from ..reporting.record import Audit, Facts, RunRecord, Score, SplitRecord
 from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from ..text import units
 from ..text.units import is_finite, join_words, share
@@ -20,31 +20,30 @@ EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAK
 MAX_GROUPS, MAX_CLASSES = 300, 50  # rows of a table
 
 
-def describe(results: Mapping[str, Any]) -> Page:
+def describe(run: RunRecord) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
-    settings, test = as_dict(results.get("settings")), as_dict(results.get("test"))
-    label, columns, kind = label_name(settings), list_columns(results), find_kind(results)
-    model = as_dict(as_dict(test.get("scores")).get("model"))
-    chosen_by = str(settings.get("metric_for_best_model")).removeprefix("eval_")
-    decided_by = as_dict(as_dict(results.get("verdict")).get("comparison")).get("metric")
-    first = kind.first_metrics(str(decided_by), [*model])
+    label = run.label_name
+    columns = run.sequence_columns
+    kind = find_kind(run)
+    decided_by = str(run.verdict.comparison.get("metric"))
+    first = kind.first_metrics(decided_by, [*run.test.of_model])
     return Page(
         title=f"Predicting {label} from {join_words(columns)}" if columns else f"Predicting {label}",
-        summary=_summary(results, kind, label, columns),
-        numbers=score_numbers(test, dict.fromkeys((*first, chosen_by))),
+        summary=_summary(run, kind, label, columns),
+        numbers=score_numbers(run.test, dict.fromkeys((*first, run.chosen_by))),
         results=[
-            *score_blocks(test, as_dict(results.get("data")).get("leaks")),
-            *_group_blocks(model),
-            *_class_blocks(as_dict(test.get("classes"))),
+            *score_blocks(run.test, run.data.leaks),
+            *_group_blocks(run.test),
+            *_class_blocks(run.test.own.get("classes", {})),
         ],
-        training=[*map(Text, describe_layers(as_dict(results.get("layer")))), *_head_blocks(results)],
-        limits=[*verdict_limits(results), *_limits(results, kind)],
+        training=[*map(Text, describe_layers(run.own.get("layer", {}))), *_head_blocks(run.own.get("ensemble"))],
+        limits=[*verdict_limits(run.verdict), *_limits(run, kind)],
         subject=f"predicting {label} as it was measured in the training data, and about nothing else: no safety, no "
         "function in a cell, no patient",
-        loading=_loading(results, kind, label, columns or ["sequence"]),
-        bases=as_dict(results.get("model")).get("towers") or [],
-        needs_bases=not settings.get("save_full"),
-        scores=index_scores(model),
+        loading=_loading(run, kind, label, columns or ["sequence"]),
+        bases=run.model.own.get("towers") or (),
+        needs_bases=not run.settings.get("save_full"),
+        scores=index_scores(run.test),
         tags=["biology", "protein", "protein-language-model", kind.hub_task],
         library_name="hf_ext",
         task_type=kind.hub_task,
@@ -52,25 +51,25 @@ def describe(results: Mapping[str, Any]) -> Page:
     )
 
 
-def find_kind(results: Mapping[str, Any]) -> LabelKind:
+def find_kind(run: RunRecord) -> LabelKind:
     """What a run's model predicts."""
-    return kind_from_state(results.get("label_kind"))
+    return kind_from_state(run.label_kind)
 
 
-def _ranks(results: Mapping[str, Any]) -> bool:
+def _ranks(run: RunRecord) -> bool:
     """Whether the model learned an order only, so that its predictions have no unit."""
-    return as_dict(results.get("model")).get("loss") == "ranking"
+    return run.model.own.get("loss") == "ranking"
 
 
-def _summary(results: Mapping[str, Any], kind: LabelKind, label: str, columns: list[str]) -> str:
-    what = kind.describe_target(label, _ranks(results))
+def _summary(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> str:
+    what = kind.describe_target(label, _ranks(run))
     text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}."
-    if lacking := [*as_dict(as_dict(results.get("data")).get("missing_chains"))]:
+    if lacking := [*run.data.missing_chains]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
     return text
 
 
-def _loading(results: Mapping[str, Any], kind: LabelKind, label: str, columns: list[str]) -> list[Block]:
+def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> list[Block]:
     cells = [f'{json.dumps(name)}: "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(columns)]
     lines = [
         "from hf_ext import AffinityPredictor",
@@ -79,7 +78,7 @@ def _loading(results: Mapping[str, Any], kind: LabelKind, label: str, columns: l
         f"rows = [{{{', '.join(cells)}}}]",
         "print(predictor.predict(rows))",
     ]
-    unit = f"higher for a higher {label}" if _ranks(results) else f"in the unit of {label}"
+    unit = f"higher for a higher {label}" if _ranks(run) else f"in the unit of {label}"
     returned = kind.describe_returned(unit)
     return [
         Code("\n".join(lines), "python"),
@@ -102,27 +101,23 @@ def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:
     return [Table(["class", *map(units.metric_name, names)], rows, cut, fold=f"All {len(classes):,} classes")]
 
 
-def _group_blocks(model: Mapping[str, Any]) -> list[Block]:
+def _group_blocks(test: SplitRecord) -> list[Block]:
     """The range over groups, and each group under a lid: their names are the user's data, which a card has not."""
-    groups = as_dict(as_dict(model.get("per_group_spearman")).get("groups"))
-    found = [group["value"] for group in groups.values() if is_finite(group.get("value"))]
+    groups = test.of_model.get("per_group_spearman", Score()).groups
     if not groups:
         return []
+    found = [group.value for group in groups.values() if is_finite(group.value)]
     spread = f"{units.number(min(found))} to {units.number(max(found))}" if found else "undefined"
     text = f"Spearman's rho within single groups: {spread}, in {len(found)} of {len(groups)} groups."
-    ordered = sorted(groups.items(), key=lambda item: (-(item[1].get("n") or 0), item[0]))[:MAX_GROUPS]
-    rows = [
-        [name, units.number(group.get("n")), units.score(group), group.get("undefined") or ""]
-        for name, group in ordered
-    ]
+    ordered = sorted(groups.items(), key=lambda item: (-(item[1].n or 0), item[0]))[:MAX_GROUPS]
+    rows = [[name, units.number(group.n), group.shown, group.undefined or ""] for name, group in ordered]
     cut = f"The {MAX_GROUPS} largest." if len(groups) > MAX_GROUPS else ""
     headers = ["group", "rows", "Spearman", "why undefined"]
     return [Text(text), Table(headers, rows, cut, fold=f"All {len(groups):,} groups")]
 
 
-def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
+def _head_blocks(found: Facts | None) -> list[Block]:
     """The heads that an ensemble weighed."""
-    found = as_dict(results.get("ensemble"))
     if not found:
         return []
     used = sum(one["weight"] > 0 for one in found["members"])
@@ -137,20 +132,20 @@ def _head_blocks(results: Mapping[str, Any]) -> list[Block]:
     return [Text(text), Table(MEMBER_HEADERS, member_rows(found), caption, fold="All heads")]
 
 
-def _limits(results: Mapping[str, Any], kind: LabelKind) -> list[str]:
+def _limits(run: RunRecord, kind: LabelKind) -> list[str]:
     """What labels and intervals can carry."""
-    audits, lines = as_dict(results.get("labels")), kind.describe_limits()
-    is_read = as_dict(results.get("model")).get("loss") in ("tobit", "ranking")
+    lines = kind.describe_limits()
+    is_read = run.model.own.get("loss") in ("tobit", "ranking")
     read = "which its loss reads as bounds" if is_read else "taken as exact"
-    for split, audit in audits.items():
-        if audit.get("censored_share"):
-            lines.append(f"{share(audit['censored_share'])} of the {split} labels are bounds, {read}.")
-    low, high = (as_dict(audits.get("train")).get(end) for end in ("min", "max"))
+    for split, audit in run.labels.items():
+        if limits := audit.own.get("censored_share"):
+            lines.append(f"{share(limits)} of the {split} labels are bounds, {read}.")
+    low, high = (run.labels.get("train", Audit()).own.get(end) for end in ("min", "max"))
     if is_finite(low) and is_finite(high):
         lines.append(
             f"Training labels go from {low:g} to {high:g}; a prediction outside that range is an extrapolation."
         )
-    if not as_dict(results.get("test")).get("interval_by"):  # else they resample what was held out together
+    if not run.test.interval_by:  # else they resample what was held out together
         lines.append(
             "The intervals treat rows as independent: where rows share an antibody or an antigen they are too narrow "
             "for a claim about new ones."

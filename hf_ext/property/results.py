@@ -16,7 +16,7 @@ from ..labels import LABEL, PREDICTION
 from ..labels.outputs import Columns
 from ..models.configuration import AffinityConfig
 from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
-from ..reporting.run_files import label_name
+from ..reporting.record import CommonRecord
 from ..tasks.running import Run, plots_if_possible, with_absolute_path
 from .prediction_file import write_predictions
 from .scoring import SplitScores
@@ -107,7 +107,7 @@ def collect_results(
             for name, values in test.predicted_by.items():
                 write_predictions(baseline_file(run.folder, name), rows, kind.prediction_columns(values))
         with plots_if_possible():
-            _plot(run.folder, label_name(settings), test, predicted, measured)
+            _plot(run.folder, CommonRecord(settings=settings).label_name, test, predicted, measured)
     return facts
 
 

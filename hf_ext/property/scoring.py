@@ -20,6 +20,7 @@ from ..evaluation.row_metrics import RowMetrics, unpack_labelled
 from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
 from ..labels import LabelKind, Number
 from ..reporting.data_section import describe_repeated
+from ..reporting.record import Leaks, Score, from_json
 from ..reporting.scores import fit_notes, resampled
 from ..text import units
 from ..text.tables import format_table
@@ -94,7 +95,7 @@ class SplitScores:
         alarms = [f"ALARM: {alarm}" for alarm in self.collapse["alarms"]]
         parts = [self.verdict.text, *alarms, "", self._table_of(self.scores)]
         for one in self.slices:
-            basis = resampled(next(iter(one["scores"][MODEL].values())), "")
+            basis = resampled(from_json(Score, next(iter(one["scores"][MODEL].values()))), "")
             rows = f"{one['num_rows']:,}" + (f"; intervals resample {basis}" if basis else "")
             parts += ["", f"{units.capitalize(one['name'])} ({rows}):", self._table_of(one["scores"])]
         further = [units.metric_name(name) for name in self.scores[MODEL] if name not in self._shown]
@@ -164,7 +165,7 @@ def score_split(
     linear, tuned = f"{kind.linear_name} on embeddings", None
     if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
         tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
-    if repeated := describe_repeated(leaks):
+    if repeated := describe_repeated(from_json(Leaks, leaks)):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
     return SplitScores(
         outputs,

@@ -115,15 +115,13 @@ def _add_legend(figure: Figure) -> None:
 # --- learning curves --------------------------------------------------------------------------------------------------
 
 
-def curve_charts(log: Log, results: Mapping[str, Any]) -> list[Chart]:
+def curve_charts(log: Log, best: Mapping[str, Any]) -> list[Chart]:
     """Loss, the metric that chose the best model, one more of the task's; those that were never logged are left out.
 
     Args:
         log: `log_history` of `trainer_state.json`.
-        results: the run's record: what chose the best model.
+        best: of the run's record: the step of the best model, and what chose it.
     """
-    best = results.get("best")
-    best = best if isinstance(best, Mapping) else {}
     chosen_by = next((name for name in best if name != "step"), "loss").removeprefix("eval_").removeprefix("full_")
     charts: list[Chart] = []
     for metric in dict.fromkeys(["loss", chosen_by, "spearman", "accuracy"]):

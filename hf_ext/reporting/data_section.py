@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..text import units
 from ..text.units import is_finite
 from .page import Block, Points, Table, Text, facts_table
-from .run_files import RunFiles, as_dict, is_demo, show_source
+from .record import Audit, DataRecord, Facts, Leak, Leaks, from_json
+from .run_files import RunFiles, show_source
 
 # Rule of a split, up to its colon -> what it makes of the scores.
 SPLITS = {
@@ -40,161 +41,156 @@ AUDIT = {
 
 def data_blocks(run: RunFiles) -> list[Block]:
     """What the model learned from, what was left out, and what of the test it had seen."""
-    data = as_dict(run.results.get("data"))
+    record = run.record
+    data = record.data
     if not data:
         return [Text("Not recorded: the run has no data report.")]
-    source = "generated demo data" if is_demo(run.results) else ""
-    if data.get("source"):
-        source = show_source(data["source"], run.settings.get("dataset_revision"))
-    counts = [[name.replace("_", " "), data.get(name)] for name in ("rows_read", "rows_rejected")]
-    blocks = facts_table([["source", source], *counts])
-    if data.get("streaming"):
+    source = "generated demo data" if record.is_demo else ""
+    if data.source:
+        source = show_source(data.source, record.settings.get("dataset_revision"))
+    counts = (("rows read", data.rows_read), ("rows rejected", data.rows_rejected))
+    blocks = facts_table([("source", source), *counts])
+    if data.streaming:
         blocks.append(Text("Rows were streamed, so they are not counted and leaks between splits are not looked for."))
-    split, sizes = as_dict(data.get("split")), as_dict(data.get("sizes"))
-    if sizes:
-        seed = f", seed {split['seed']}" if split.get("seed") is not None else ""
-        total = sum(size for size in sizes.values() if isinstance(size, int)) or 1
-        table = [[name, units.number(size), units.share(size / total)] for name, size in sizes.items()]
-        caption = f"Split by: {split.get('rule') or 'not recorded'}{seed}."
+    if data.sizes:
+        seed = "" if data.split.seed is None else f", seed {data.split.seed}"
+        total = sum(data.sizes.values()) or 1
+        table = [[name, units.number(size), units.share(size / total)] for name, size in data.sizes.items()]
+        caption = f"Split by: {data.split.rule or 'not recorded'}{seed}."
         blocks.append(Table(["split", "rows", "share"], table, caption))
     if notes := _row_notes(data):
         blocks.append(Points(notes))
-    if not data.get("leaks") and not data.get("streaming"):
+    if not data.leaks and not data.streaming:
         blocks.append(Text("Leaks between splits: not measured."))
-    return [*blocks, *_label_blocks(run)]
+    return [*blocks, *_label_blocks(record.labels)]
 
 
-def _row_notes(data: Mapping[str, Any]) -> list[str]:
+def _row_notes(data: DataRecord) -> list[str]:
     """What was left out, changed, missing or noted, as sentences."""
-    subset = as_dict(data.get("train_subset"))
-    split_notes = as_dict(data.get("split")).get("notes") or []
-    rejected = as_dict(data.get("rejected_by_rule"))
-    notes = [f"Rejected, {rule}: {units.number(count)}." for rule, count in sorted(rejected.items())]
-    for column, kinds in as_dict(data.get("changes")).items():
-        notes += [f"Column {column}: {kind} in {units.number(num)} rows." for kind, num in as_dict(kinds).items()]
+    subset = data.train_subset
+    notes = [f"Rejected, {rule}: {units.number(count)}." for rule, count in sorted(data.rejected_by_rule.items())]
+    for column, kinds in data.changes.items():
+        notes += [f"Column {column}: {kind} in {units.number(num)} rows." for kind, num in kinds.items()]
     for line in _describe_missing(data):
         notes.append(f"{units.capitalize(line)}. The head sees the training rows' mean instead.")
     if subset:
         of = f" of {units.number(subset['of'])}" if "of" in subset else ""
         notes.append(f"Trained on a random subset of {units.number(subset.get('num_rows'))}{of} training rows.")
-    return [*notes, *map(str, split_notes), *map(str, data.get("notes") or [])]
+    return [*notes, *data.split.notes, *data.notes]
 
 
-def _label_blocks(run: RunFiles) -> list[Block]:
-    audits = {name: as_dict(audit) for name, audit in as_dict(run.results.get("labels")).items() if audit}
-    rows = _audit_rows(audits)
-    for column in as_dict(next(iter(audits.values()), {}).get("columns")):
-        parts = {name: as_dict(as_dict(audit.get("columns")).get(column)) for name, audit in audits.items()}
-        rows += [[f"{column}, {what}", *numbers] for what, *numbers in _audit_rows(parts)]
-    counts = {name: as_dict(audit.get("counts")) for name, audit in audits.items()}
+def _label_blocks(labels: Mapping[str, Audit]) -> list[Block]:
+    audits = {name: audit for name, audit in labels.items() if audit}
+    rows = _audit_rows(audits.values())
+    for column in next(iter(audits.values()), Audit()).columns:
+        of_column = [audit.columns.get(column, Audit()) for audit in audits.values()]
+        rows += [[f"{column}, {what}", *numbers] for what, *numbers in _audit_rows(of_column)]
     total = Counter[str]()
-    for each in counts.values():
-        total.update(each)
+    for audit in audits.values():
+        total.update(audit.counts)
     known = [label for label, _ in total.most_common()]
-    rows += [[label, *(units.number(each.get(label)) for each in counts.values())] for label in known[:MAX_CLASSES]]
+    for label in known[:MAX_CLASSES]:
+        rows.append([label, *(units.number(audit.counts.get(label)) for audit in audits.values())])
     caption = "" if known else "Tied: rows that share their value with another."
     if len(known) > MAX_CLASSES:
         caption = f"The {MAX_CLASSES} most frequent of {len(known):,} classes."
     return [Table(["labels", *audits], rows, caption, fold="Labels")] if rows else []
 
 
-def _audit_rows(audits: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+def _audit_rows(audits: Collection[Audit]) -> list[list[Any]]:
     """A row for each number that splits have."""
     return [
-        [name, *(show(audit.get(key)) for audit in audits.values())]
+        [name, *(show(audit.own.get(key)) for audit in audits)]
         for key, (name, show) in AUDIT.items()
-        if any(key in audit for audit in audits.values())
+        if any(key in audit.own for audit in audits)
     ]
 
 
-def data_limits(run: RunFiles) -> list[str]:
+def data_limits(data: DataRecord) -> list[str]:
     """What split, leaks and lengths of the rows leave open; nothing of what was not recorded."""
-    data = as_dict(run.results.get("data"))
-    split, leaks = as_dict(data.get("split")), as_dict(data.get("leaks"))
-    rule, identity = str(split.get("rule") or ""), split.get("identity")
+    split = data.split
     lines = []
-    if text := SPLITS.get(rule.partition(":")[0]):
-        limit = f", down to {units.share(identity)} identity" if is_finite(identity) else ""
-        lines.append(text.format(rule=rule, limit=limit))
-    if data.get("streaming"):
+    if text := SPLITS.get(split.rule.partition(":")[0]):
+        limit = f", down to {units.share(split.identity)} identity" if is_finite(split.identity) else ""
+        lines.append(text.format(rule=split.rule, limit=limit))
+    if data.streaming:
         lines.append("The data was streamed: whether test sequences were trained on too was not looked for.")
-    lines += [*filter(None, [describe_repeated(leaks)]), *describe_near_copies(leaks)]
-    inputs = as_dict(data.get("inputs"))
-    for name, facts in inputs.items():
-        if facts.get("longest") and not facts.get("cut"):
-            longest = units.number(facts["longest"])
+    lines += [*filter(None, [describe_repeated(data.leaks)]), *describe_near_copies(data.leaks)]
+    for name, one in data.inputs.items():
+        if one.longest and not one.cut:
+            longest = units.number(one.longest)
             lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
-    return [*lines, *describe_unread(inputs)]
+    return [*lines, *_describe_unread(data)]
 
 
 # --- in the log -------------------------------------------------------------------------------------------------------
 
 
-def summarize_data(report: Mapping[str, Any]) -> str:
+def summarize_data(report: Facts) -> str:
     """A data report in a few lines: rows, changes, split sizes, leaks, inputs, and what its notes and warnings say."""
-    notes = [f"  note: {note}" for note in (*report.get("split", {}).get("notes", ()), *report.get("notes", ()))]
-    notes += [f"  WARNING: {warning}" for warning in report.get("warnings", ())]
-    if report.get("streaming"):
+    data = from_json(DataRecord, report)
+    notes = [f"  note: {note}" for note in (*data.split.notes, *data.notes)]
+    notes += [f"  WARNING: {warning}" for warning in data.warnings]
+    if data.streaming:
         return "\n".join(["Data: streaming: rows are not counted, leaks between splits are not looked for.", *notes])
     lines = [
-        f"Data: {report['rows_read']:,} rows read, {report['rows_rejected']:,} rejected; "
-        + ", ".join(f"{n} {size:,}" for n, size in report["sizes"].items())
+        f"Data: {data.rows_read:,} rows read, {data.rows_rejected:,} rejected; "
+        + ", ".join(f"{n} {size:,}" for n, size in data.sizes.items())
     ]
-    lines += [f"  {line}" for line in _describe_missing(report)]
-    leaks = report.get("leaks") or {"columns": {}}
-    rows = {**leaks["columns"], **({"whole rows": leaks["row"]} if len(leaks["columns"]) > 1 else {})}
-    both = ("num_test_sequences_in_train", "num_test_sequences")
-    known = [f"{leak[both[0]]:,} of {leak[both[1]]:,} {name}" for name, leak in rows.items()]
+    lines += [f"  {line}" for line in _describe_missing(data)]
+    leaks = data.leaks
+    rows = {**leaks.columns, **({"whole rows": leaks.row} if len(leaks.columns) > 1 else {})}
+    known = [
+        f"{leak.num_test_sequences_in_train:,} of {leak.num_test_sequences:,} {name}" for name, leak in rows.items()
+    ]
     lines += [f"  test sequences that are in train, too: {', '.join(known)}"] if known else []
     lines += [f"  {line}" for line in describe_near_copies(leaks)[:1]]  # of whole rows; the report has each column
-    inputs = report.get("inputs", {})
-    longest = ", ".join(f"{name} {facts['longest']:,}" for name, facts in inputs.items())
-    lines += [f"  residues of the longest input: {longest}"] if inputs else []
-    return "\n".join([*lines, *(f"  WARNING: {line}" for line in describe_unread(inputs)), *notes])
+    longest = ", ".join(f"{name} {one.longest:,}" for name, one in data.inputs.items())
+    lines += [f"  residues of the longest input: {longest}"] if longest else []
+    return "\n".join([*lines, *(f"  WARNING: {line}" for line in _describe_unread(data)), *notes])
 
 
-def _describe_missing(data: Mapping[str, Any]) -> list[str]:
+def _describe_missing(data: DataRecord) -> list[str]:
     """How many rows lack a chain, a line for each that they may lack."""
-    lines, sizes = [], as_dict(data.get("sizes"))
-    for name, counts in as_dict(data.get("missing_chains")).items():
-        shown = [f"{num:,} of {units.number(sizes.get(part))} in {part}" for part, num in counts.items()]
+    lines = []
+    for name, counts in data.missing_chains.items():
+        shown = [f"{num:,} of {units.number(data.sizes.get(split))} in {split}" for split, num in counts.items()]
         lines.append(f"rows without {name}: {', '.join(shown)}")
     return lines
 
 
-def describe_unread(inputs: Mapping[str, Any]) -> Iterator[str]:
+def describe_unread(inputs: Facts) -> Iterator[str]:
     """What encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
-    for name, facts in inputs.items():
-        if cut := facts.get("cut"):
-            yield f"{name}: {cut}"
-        if share := facts.get("unknown_share"):
-            yield f"{name}: {units.share(share)} of the residues are unknown to its tokenizer."
+    return _describe_unread(from_json(DataRecord, {"inputs": inputs}))
 
 
-def describe_near_copies(leaks: Mapping[str, Any] | None) -> list[str]:
-    """Sentences for the highest and the other identities, of rows and of each column; `leaks` as `leak_report` gives.
+def _describe_unread(data: DataRecord) -> Iterator[str]:
+    for name, one in data.inputs.items():
+        if one.cut:
+            yield f"{name}: {one.cut}"
+        if one.unknown_share:
+            yield f"{name}: {units.share(one.unknown_share)} of the residues are unknown to its tokenizer."
+
+
+def describe_near_copies(leaks: Leaks) -> list[str]:
+    """Sentences for the highest and the other identities, of rows and of each column.
 
     Only what was found is told; where there is nothing, the list is empty.
     """
-    if not leaks or not leaks.get("row"):
-        return []
-    compared, columns = leaks.get("compared", "test"), leaks.get("columns", {})
-    if len(columns) < 2:
-        lines = [_sentence(leaks["row"], compared, "")]
-    else:
-        lines = [_sentence(leaks["row"], compared, " in every column")]
-        lines += [_sentence(leak, compared, f" in the column {name}") for name, leak in columns.items()]
+    columns = leaks.columns if len(leaks.columns) > 1 else {}
+    lines = [_sentence(leaks.row, leaks.compared, " in every column" if columns else "")]
+    lines += [_sentence(leak, leaks.compared, f" in the column {name}") for name, leak in columns.items()]
     return [line for line in lines if line]
 
 
-def describe_repeated(leaks: Mapping[str, Any] | None) -> str:
+def describe_repeated(leaks: Leaks) -> str:
     """The sentence that names rows which stand in train, too; "" where there are none."""
-    row = (leaks or {}).get("row") or {}
-    num = row.get("num_test_rows_in_train", 0)
-    if not leaks or not num:
+    num = leaks.row.num_test_rows_in_train
+    if not num:
         return ""
-    compared, whole = leaks.get("compared", "test"), row["num_test_rows"]
-    named = [f"{compared} row {here} is train row {there}" for here, there in leaks.get("repeated") or []]
+    compared = leaks.compared
+    whole = leaks.row.num_test_rows
+    named = [f"{compared} row {here} is train row {there}" for here, there in leaks.repeated]
     listed = f": {', '.join(named)}{', ...' if num > len(named) else ''}" if named else ""
     return (
         f"{num:,} of {whole:,} {compared} rows ({num / whole:.1%}) stand in train, too{listed}. On these, any score is "
@@ -202,19 +198,14 @@ def describe_repeated(leaks: Mapping[str, Any] | None) -> str:
     )
 
 
-def count_near(near: Mapping[str, Any], num_checked: int) -> str:
-    """As "1,234 of 2,000"."""
-    return f"{near['num_rows']:,} of {num_checked:,}"
-
-
-def _sentence(leak: Mapping[str, Any], compared: str, where: str) -> str:
-    told = [near for near in leak.get("near") or [] if near["num_rows"]]
+def _sentence(leak: Leak, compared: str, where: str) -> str:
+    told = [near for near in leak.near if near.num_rows]
     if not told:
         return ""
-    num_checked, num_rows = leak["num_checked"], leak["num_test_rows"]
-    of = f" (of {num_rows:,})" if num_checked < num_rows else ""
-    identity = f"a training sequence at >= {100 * told[0]['identity']:.3g}% identity{where}"
-    if told[0]["num_rows"] == num_checked:
-        return f"Every one of {num_checked:,} checked {compared} rows{of} has {identity}."
-    others = "".join(f"; {count_near(near, num_checked)} at >= {100 * near['identity']:.3g}%" for near in told[1:])
-    return f"{count_near(told[0], num_checked)} checked {compared} rows{of} have {identity}{others}."
+    num = leak.num_checked
+    of = f" (of {leak.num_test_rows:,})" if num < leak.num_test_rows else ""
+    identity = f"a training sequence at >= {100 * told[0].identity:.3g}% identity{where}"
+    if told[0].num_rows == num:
+        return f"Every one of {num:,} checked {compared} rows{of} has {identity}."
+    others = "".join(f"; {near.num_rows:,} of {num:,} at >= {100 * near.identity:.3g}%" for near in told[1:])
+    return f"{told[0].num_rows:,} of {num:,} checked {compared} rows{of} have {identity}{others}."

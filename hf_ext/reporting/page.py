@@ -6,45 +6,42 @@ Everything in it is plain text: what a user named can be no markup, because noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from ..errors import DataError
 from ..text.units import NOT_MEASURED
 from .charts import Chart
+from .record import Frozen
 
 FORMAT = 1  # of what `page_record` returns
 PLACEHOLDER = "USER/NAME"  # in code that loads a model, where its repository or folder stands
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Frozen):
     """A paragraph."""
 
     text: str
-    kind: str = field(default="text", init=False)
+    kind: str = "text"
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(Frozen):
     """A list of sentences. With `fold`, what stands on its lid, it is closed in the report and not in the card."""
 
     points: Sequence[str]
     fold: str = ""
-    kind: str = field(default="points", init=False)
+    kind: str = "points"
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(Frozen):
     """Lines to copy."""
 
     text: str
     language: str = "bash"
-    kind: str = field(default="code", init=False)
+    kind: str = "code"
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Frozen):
     """Cells are text or numbers, None where nothing was measured; the first column names the row.
 
     Attributes:
@@ -58,11 +55,10 @@ class Table:
     caption: str = ""
     code: Sequence[int] = ()
     fold: str = ""
-    kind: str = field(default="table", init=False)
+    kind: str = "table"
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(Frozen):
     """Charts side by side in the report; the card shows `png`, a file of the folder, where there is one.
 
     A run's record holds none.
@@ -70,7 +66,7 @@ class Figures:
 
     charts: Sequence[Chart]
     png: str = ""
-    kind: str = field(default="figures", init=False)
+    kind: str = "figures"
 
 
 Block = Text | Points | Code | Table | Figures
@@ -83,8 +79,7 @@ def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> list[Block]
     return [Table(["", ""], known, caption)] if known else []
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(Frozen):
     """What a task says of one of its runs.
 
     Attributes:
@@ -99,7 +94,7 @@ class Page:
         subject: what the scores are about, and about nothing else: the end of a sentence.
         use: what the model must not be used for, where its limits do not say enough.
         loading: how to load it; `PLACEHOLDER` in it becomes the name of the repository.
-        bases: the pretrained models under it: {"encoder", "revision", "training", "pooling", "inputs"}.
+        bases: the pretrained models under it, with the keys of `hf_ext.reporting.record.Base`.
         needs_bases: whether frozen ones among them are not in the folder, and have to be loaded beside it.
         scores: metric, its title and value, for the model index of the Hub.
         split: of which split these are.
@@ -155,5 +150,4 @@ def read_page(record: Mapping[str, Any]) -> Page:
 
 
 def _read_block(record: Mapping[str, Any]) -> Block:
-    values = dict(record)
-    return _RECORDED[values.pop("kind")](**values)
+    return _RECORDED[record["kind"]](**record)

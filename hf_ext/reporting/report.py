@@ -27,7 +27,7 @@ from ..files import write_text
 from ..text.tables import format_markdown_table, is_numeric
 from ..text.units import NOT_MEASURED, number
 from .page import Block, Code, Figures, Points, Table, Text
-from .run_files import RunFiles, hide_folders, is_demo, is_hub_id, last_part, read_run
+from .run_files import RunFiles, hide_folders, is_hub_id, last_part, read_run
 from .sections import Contents, compose, data_source, find_bases, has_licence
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) ->
     Cost: reads a few MB; below a second.
     """
     run = read_run(folder)
-    name = str(repo_id or run.settings.get("hub_model_id") or "")
+    name = str(repo_id or run.record.settings.get("hub_model_id") or "")
     contents = compose(run, name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None)
     title = name.rpartition("/")[2] or run.folder.resolve().name
     card = ModelCard.from_template(
@@ -147,16 +147,17 @@ def _may_replace(path: Path) -> bool:
 def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
     """What the Hub filters and displays by. Nothing in it is guessed: what is not known is left out."""
     page, bases, source = contents.page, find_bases(run, contents.page), data_source(run)
-    named = [base["encoder"] for base in bases if is_hub_id(base["encoder"], base.get("revision"))]
-    trainings = {base.get("training") for base in bases}
+    named = [base.encoder for base in bases if is_hub_id(base.encoder, base.revision)]
+    trainings = {base.training for base in bases}
     extra: dict[str, Any] = {}
     if named:  # "finetune" where pretrained weights were changed; else they stay and something was added to them
         extra["base_model_relation"] = "finetune" if "full" in trainings else "adapter"
     if has_licence(run):
         extra |= {"license_name": "see-license-file", "license_link": "LICENSE"}
     on_hub = is_hub_id(source)
+    settings = run.record.settings if on_hub else {}
     kind, dataset = (source, source) if on_hub else ("local-file", last_part(source))
-    if page.dataset or is_demo(run.results):
+    if page.dataset or run.record.is_demo:
         kind, dataset = "generated", page.dataset or "Generated demo data"
     scores = [
         EvalResult(
@@ -165,8 +166,8 @@ def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
             dataset_type=kind,
             dataset_name=dataset,
             dataset_split=page.split,
-            dataset_config=run.settings.get("dataset_config_name") if on_hub else None,
-            dataset_revision=run.settings.get("dataset_revision") if on_hub else None,
+            dataset_config=settings.get("dataset_config_name"),
+            dataset_revision=settings.get("dataset_revision"),
             metric_type=_METRIC_IDS.get(metric, metric),
             metric_name=name,
             metric_value=value,
@@ -180,7 +181,7 @@ def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
         base_model=list(dict.fromkeys(named)) or None,
         datasets=[source] if on_hub else None,
         pipeline_tag=page.pipeline_tag,
-        tags=["hf_ext", *page.tags, *["lora"] * ("lora" in trainings), *["demo"] * is_demo(run.results)],
+        tags=["hf_ext", *page.tags, *["lora"] * ("lora" in trainings), *["demo"] * run.record.is_demo],
         metrics=sorted({score.metric_type for score in scores}) or None,
         model_name=title,
         eval_results=scores or None,

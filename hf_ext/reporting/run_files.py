@@ -6,7 +6,6 @@ import csv
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 from ..errors import DataError
 from ..files import parse_json, read_cell
 from . import page
+from .record import FORMAT, PlanRecord, Read, RunRecord, StateRecord, from_json
 
-FORMAT = 1  # of all_results.json
 _ABSOLUTE_PATH = re.compile(r"(?<![\w./:~])(?:~|/|[A-Za-z]:[\\/])[^\s'\",;:\]]*[\\/]([^\\/\s'\",;:\]]+)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -41,33 +40,14 @@ class RunFiles:
     """A run's record, and what else there is: `plan` and `state` are empty, `predictions` None, where absent."""
 
     folder: Path
-    results: dict[str, Any]
-    plan: dict[str, Any]
-    state: dict[str, Any]
+    record: RunRecord
+    plan: PlanRecord
+    state: StateRecord
     predictions: Predictions | None
-
-    @property
-    def log_history(self) -> list[dict[str, Any]]:
-        history = self.state.get("log_history")
-        return [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
-
-    @property
-    def task(self) -> str:
-        """ "affinity" also of records that name none."""
-        return str(self.results.get("task") or "affinity")
 
     def image(self, name: str) -> str:
         """`name` where the folder has this picture, else nothing."""
         return name if (self.folder / name).is_file() else ""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.results.get("settings") or {}
-
-
-def label_name(settings: Mapping[str, Any]) -> str:
-    """The label columns of a run, as one name."""
-    return ", ".join(settings.get("label_column") or ["label"])
 
 
 def read_run(folder: str | os.PathLike[str]) -> RunFiles:
@@ -79,32 +59,38 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
     Cost: 0.2 s for 24,000 predictions with three sequence columns.
     """
     path = Path(folder)
-    record = path / "all_results.json"
-    if not record.is_file():
+    file = path / "all_results.json"
+    if not file.is_file():
         raise DataError(
             f"{path}: holds no all_results.json, so it is not the folder of a finished run. Name the --output_dir of a "
             "run (`hf-ext train`, `mlm`, `generate`) that came to its end."
         )
-    results = read_record(record)
-    if not {"format", "task", "verdict", "page"} & results.keys():
-        raise DataError(f"{record}: holds no record of a run of hf_ext (of another program?). Nothing was written.")
-    for what, held, known in (("", results, FORMAT), ("page of ", as_dict(results.get("page")), page.FORMAT)):
+    found = read_object(file)
+    if not {"format", "task", "verdict", "page"} & found.keys():
+        raise DataError(f"{file}: holds no record of a run of hf_ext (of another program?). Nothing was written.")
+    record = from_json(RunRecord, found, file)
+    for what, held, known in (("", found, FORMAT), ("page of ", record.page, page.FORMAT)):
         if held.get("format", known) != known:
             raise DataError(
-                f"{record}: {what}format {held['format']!r}, this hf_ext reads format {known}. Install the hf_ext that "
+                f"{file}: {what}format {held['format']!r}, this hf_ext reads format {known}. Install the hf_ext that "
                 "trained the run."
             )
     table = path / "predictions.csv"
     return RunFiles(
         folder=path,
-        results=results,
-        plan=read_record(path / "plan.json"),
-        state=read_record(path / "trainer_state.json"),
-        predictions=read_test_predictions(table, not results.get("label_kind")) if table.is_file() else None,
+        record=record,
+        plan=read_record(PlanRecord, path / "plan.json"),
+        state=read_record(StateRecord, path / "trainer_state.json"),
+        predictions=read_test_predictions(table, not record.label_kind) if table.is_file() else None,
     )
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(kind: type[Read], path: Path) -> Read:
+    """The record in a file; an empty one where there is no file. Errors: as `read_object`."""
+    return from_json(kind, read_object(path), path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is no file.
 
     Raises:
@@ -156,22 +142,6 @@ def _as_floats(path: Path, name: str, cells: list[str]) -> np.ndarray:
     return np.array(values)
 
 
-def as_dict(value: object) -> dict[str, Any]:
-    """The value where it is a dictionary; an empty one where a run left nothing."""
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def list_columns(results: Mapping[str, Any]) -> list[str]:
-    """The sequence columns that the model reads; none where that was not recorded."""
-    return [*(as_dict(results.get("settings")).get("sequence_columns") or [])]
-
-
-def is_demo(results: Mapping[str, Any]) -> bool:
-    """Whether the run trained on generated demo data."""
-    data = results.get("data")
-    return isinstance(data, dict) and data.get("source", "") is None
-
-
 # --- names that strangers may read ------------------------------------------------------------------------------------
 
 
@@ -198,7 +168,7 @@ def last_part(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
-def show_source(name: Any, revision: Any = None) -> str:
+def show_source(name: object, revision: str | None = None) -> str:
     """A Hub id with its revision, of anything local the last part of its path."""
     if not is_hub_id(name, revision):
         return f"{last_part(str(name))} (local)"

@@ -21,8 +21,8 @@ from ..files import write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version
 from ..startup import program_words
+from .record import FORMAT, CommonRecord, Costs, EarlyStopping, Environment, Evaluated, ModelRecord
 
-FORMAT = 1
 PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")
 # What is either a Hub id or a path, which nothing but the file system tells apart.
 SOURCES = ("dataset_name", "model_name_or_path", "encoders", "init_head_from")
@@ -77,51 +77,55 @@ def record_run(
     settings: Mapping[str, Any],
     origins: Mapping[str, str],
     arguments: Sequence[str],
-) -> dict[str, Any]:
-    """What does not depend on the task: model size, training metrics, arguments, machine, time and memory. JSON-able.
+    task: Mapping[str, Any],
+) -> CommonRecord:
+    """What does not depend on the task: model size, training metrics, arguments, machine, time and memory.
 
     Args:
         trainer, trained: after training, and what `train` returned.
         settings: arguments of model and data by name; training arguments come from the trainer, as the plan left them.
         origins: where each argument came from, as `FastArgumentParser` recorded.
         arguments: the command line, for the command that repeats the run.
+        task: what the task adds; its `model` is joined with what is known of any.
 
     Local data and models are absolute paths in the settings, so that nobody takes `data/pairs` for a Hub id.
     """
     model = trainer.model
     parameters = [(p.numel(), p.requires_grad) for p in model.parameters()] if model is not None else []
-    best, hardware = trainer.args.metric_for_best_model, detect_hardware(trainer.args.device)
-    return {
-        "format": FORMAT,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(arguments),
-        "seed": trainer.args.seed,
-        "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
-        "model": {
-            "class": type(model).__name__,
-            "num_parameters": sum(n for n, _ in parameters),
-            "num_trainable": sum(n for n, trains in parameters if trains),
-        },
-        "train": trained.metrics,
-        "best": {"step": trainer.state.best_global_step, **({best: trainer.state.best_metric} if best else {})},
-        "settings": {name: _setting(trainer.args, settings, name) for name in sorted(origins)},
-        "settings_from": {name: origin for name, origin in sorted(origins.items()) if origin != "default"},
-        "environment": {
-            "device": hardware.device_name or hardware.name,
-            "num_processes": trainer.args.world_size,
-            "versions": {name: installed_version(name) for name in PACKAGES if installed_version(name)},
-        },
-        "costs": _costs(trainer, trained.metrics),
-    }
+    best = trainer.args.metric_for_best_model
+    hardware = detect_hardware(trainer.args.device)
+    return CommonRecord(
+        format=FORMAT,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=_command(arguments),
+        seed=trainer.args.seed,
+        trainer=f"{type(trainer).__module__}.{type(trainer).__qualname__}",
+        model=ModelRecord(
+            class_=type(model).__name__,
+            num_parameters=sum(n for n, _ in parameters),
+            num_trainable=sum(n for n, trains in parameters if trains),
+            own=task.get("model", {}),
+        ),
+        train=trained.metrics,
+        best={"step": trainer.state.best_global_step, **({best: trainer.state.best_metric} if best else {})},
+        settings={name: _setting(trainer.args, settings, name) for name in sorted(origins)},
+        settings_from={name: origin for name, origin in sorted(origins.items()) if origin != "default"},
+        environment=Environment(
+            device=hardware.device_name or hardware.name,
+            num_processes=trainer.args.world_size,
+            versions={name: installed_version(name) for name in PACKAGES if installed_version(name)},
+        ),
+        costs=_costs(trainer, trained.metrics),
+        own={name: value for name, value in task.items() if name != "model"},
+    )
 
 
 def record_evaluations(
-    decisions: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]], patience: int | None
-) -> dict[str, Any]:
-    """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided. JSON-able."""
+    decisions: Sequence[Mapping[str, Any]], alarms: Sequence[Any], patience: int | None
+) -> Evaluated:
+    """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided."""
     stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
-    early_stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
-    return {"alarms": alarms, "early_stopping": early_stopping if patience else None}
+    return Evaluated(alarms, EarlyStopping(patience, stopped, decisions) if patience else None)
 
 
 def _setting(args: TrainingArguments, settings: Mapping[str, Any], name: str) -> Any:
@@ -162,7 +166,7 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> Costs:
     """Seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
@@ -172,13 +176,13 @@ def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
     else:  # stock Trainer, or heads that trainers of their own trained, some perhaps in an earlier process
         train_s = metrics["train_runtime"]
         wall_s = max(this_process, train_s)
-    return {
-        "wall_s": wall_s,
-        "train_s": train_s,
-        "num_sessions": clock.num_sessions or None if clock else 1,
-        "peak_memory_gib": metrics.get("train_peak_memory_gib"),
-        "memory_of": "process" if trainer.args.device.type == "cpu" else "device",
-    }
+    return Costs(
+        wall_s=wall_s,
+        train_s=train_s,
+        num_sessions=clock.num_sessions or None if clock else 1,
+        peak_memory_gib=metrics.get("train_peak_memory_gib"),
+        memory_of="process" if trainer.args.device.type == "cpu" else "device",
+    )
 
 
 def write_json(path: Path, record: object) -> None:

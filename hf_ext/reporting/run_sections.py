@@ -10,7 +10,8 @@ from ..text import units
 from ..text.units import capitalize, is_finite, metric_name
 from .charts import curve_charts
 from .page import Block, Code, Figures, Table, Text, facts_table
-from .run_files import RunFiles, as_dict, show_argument, show_command
+from .record import DecisionRecord
+from .run_files import RunFiles, show_argument, show_command
 
 MAX_ROWS = 20  # of a table
 CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
@@ -19,29 +20,30 @@ _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "
 
 def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
     """Facts, learning curves, what the task adds, and every evaluation."""
-    results, settings = run.results, run.settings
-    train, best = as_dict(results.get("train")), as_dict(results.get("best"))
+    record = run.record
+    train = record.train
+    settings = record.settings
     rows: list[list[Any]] = [
-        ["loss", as_dict(results.get("model")).get("loss") or settings.get("loss")],
+        ["loss", record.model.own.get("loss") or settings.get("loss")],
         ["mean training loss", units.number(train.get("train_loss"))],
         ["epochs", units.number(train.get("epoch"))],
-        ["steps", units.number(run.state.get("global_step"))],
+        ["steps", units.number(run.state.global_step)],
         ["rows per step and process", units.number(settings.get("per_device_train_batch_size"))],
         ["learning rate", units.number(settings.get("learning_rate"))],
     ]
-    for name, value in best.items():
+    for name, value in record.best.items():
         label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
         rows.append([label, units.number(value)])
     blocks = [*facts_table(rows), *of_task]
-    if applied := [decision for decision in _decisions(run) if decision.get("status") == "applied"]:
-        named = [f"{one.get('name')} ({CLASSES.get(str(one.get('kind')), one.get('kind'))})" for one in applied]
+    if named := [f"{one.name} ({_class_of(one)})" for one in run.plan.decisions if one.status == "applied"]:
         blocks.append(Text(f"Speed-ups in use: {', '.join(named)}."))
-    if charts := curve_charts(run.log_history, results):
+    if charts := curve_charts(run.state.log_history, record.best):
         blocks.append(Figures(charts, run.image("loss.png")))
     else:
         blocks.append(Text("No learning curves: the run logged fewer than two losses or scores."))
-    if stopping := as_dict(results.get("early_stopping")):
-        step, patience = stopping.get("stopped_at_step"), units.number(stopping.get("patience"))
+    if stopping := record.early_stopping:
+        step = stopping.stopped_at_step
+        patience = units.number(stopping.patience)
         end = f"stopped training at step {step:,}" if is_finite(step) else "did not stop training before its end"
         text = f"Early stopping {end}. It waits for {patience} evaluations in a row without improvement."
         blocks.append(Text(text))
@@ -51,7 +53,7 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
 def _evaluation_blocks(run: RunFiles) -> list[Block]:
     """Every evaluation as a row: what was logged at its step beside losses of training and the summary at the end."""
     evaluations: dict[Any, dict[str, Any]] = {}
-    for entry in run.log_history:
+    for entry in run.state.log_history:
         values = {name.removeprefix("eval_"): value for name, value in entry.items() if not name.endswith(_NO_METRICS)}
         if values and not {"loss", "train_loss"} & entry.keys():
             evaluations.setdefault(entry.get("step"), {"epoch": entry.get("epoch")}).update(values)
@@ -66,23 +68,21 @@ def _evaluation_blocks(run: RunFiles) -> list[Block]:
     return [Table(["step", *map(metric_name, metrics)], rows, fold=f"{which} {len(evaluations):,} evaluations")]
 
 
-def _decisions(run: RunFiles) -> list[dict[str, Any]]:
-    return [as_dict(decision) for decision in run.plan.get("decisions") or []]
+def _class_of(decision: DecisionRecord) -> str:
+    return CLASSES.get(decision.kind, decision.kind)
 
 
 def plan_blocks(run: RunFiles) -> list[Block]:
     """Every speed-up: applied, skipped or refused, and why."""
     tables: dict[bool, list[list[object]]] = {True: [], False: []}
-    for decision in _decisions(run):
-        evidence = [(n, v) for n, v in as_dict(decision.get("evidence")).items() if not isinstance(v, dict | list)]
-        reason = [str(decision.get("reason") or ""), *(f"{n.replace('_', ' ')} {units.number(v)}" for n, v in evidence)]
-        kind = CLASSES.get(str(decision.get("kind")), decision.get("kind"))
-        row = [decision.get("name"), decision.get("status"), kind, "; ".join(reason)]
-        tables[decision.get("status") != "off"].append(row)
+    for one in run.plan.decisions:
+        evidence = [(n, v) for n, v in one.evidence.items() if not isinstance(v, dict | list)]
+        reason = [one.reason, *(f"{n.replace('_', ' ')} {units.number(v)}" for n, v in evidence)]
+        tables[one.status != "off"].append([one.name, one.status, _class_of(one), "; ".join(reason)])
     if not any(tables.values()):
         return [Text("Not recorded: the run left no plan.json.")]
-    hardware = as_dict(run.plan.get("hardware")).get("name") or "this machine"
-    preset = f", preset {run.plan['preset']}" if run.plan.get("preset") else ""
+    hardware = run.plan.hardware.get("name") or "this machine"
+    preset = f", preset {run.plan.preset}" if run.plan.preset else ""
     headers = ["speed-up", "status", "class", "why, and what was measured"]
     text = Text(f"Decided before the first step for {hardware}{preset}.")
     blocks: list[Block] = [text, Table(headers, tables[True], code=[0])]
@@ -93,11 +93,12 @@ def plan_blocks(run: RunFiles) -> list[Block]:
 
 def cost_blocks(run: RunFiles) -> list[Block]:
     """Where the time went; training time and memory stand at the top of the page."""
-    train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
+    train = run.record.train
+    costs = run.record.costs
     return facts_table(
         [
-            ["whole run, wall clock", units.seconds(costs.get("wall_s"))],
-            ["sessions", units.number(costs.get("num_sessions"))],
+            ["whole run, wall clock", units.seconds(costs.wall_s)],
+            ["sessions", units.number(costs.num_sessions)],
             ["padding, which does not count as residues", units.share(train.get("train_padding_share"))],
             ["waiting for data", units.share(train.get("train_data_wait_share"))],
             ["model FLOPs utilization", units.share(train.get("train_mfu"))],
@@ -108,21 +109,21 @@ def cost_blocks(run: RunFiles) -> list[Block]:
 
 def reproduce_blocks(run: RunFiles) -> list[Block]:
     """Command, seed, arguments, versions, machine; of local paths the last part."""
-    results = run.results
+    record = run.record
     blocks: list[Block] = []
-    if results.get("command"):
-        blocks.append(Code(show_command(str(results["command"]))))
+    if record.command:
+        blocks.append(Code(show_command(record.command)))
         blocks.append(Text("Of local paths the last part is shown; all_results.json of the run has them whole."))
-    environment, settings = as_dict(results.get("environment")), run.settings
-    versions = as_dict(environment.get("versions")) or as_dict(run.plan.get("versions"))
-    seed, device = results.get("seed", settings.get("seed")), environment.get("device")
+    where = record.environment
+    settings = record.settings
+    seed = settings.get("seed") if record.seed is None else record.seed
     parts = [f"seed {seed}"] if seed is not None else []
-    parts += [f"{environment.get('num_processes') or 1} x {device}"] if device else []
-    parts += [f"{name} {version}" for name, version in versions.items() if version]
+    parts += [f"{where.num_processes or 1} x {where.device}"] if where.device else []
+    parts += [f"{name} {version}" for name, version in (where.versions or run.plan.versions).items() if version]
     if parts:
         blocks.append(Text(f"{capitalize(', '.join(parts))}."))
-    origins = as_dict(results.get("settings_from"))
-    chosen = [[n, show_argument(n, settings.get(n, "")), origin] for n, origin in origins.items() if not is_secret(n)]
+    origins = record.settings_from.items()
+    chosen = [[n, show_argument(n, settings.get(n, "")), origin] for n, origin in origins if not is_secret(n)]
     if chosen:
         lid = f"{len(chosen)} arguments that are not the default"
         blocks.append(Table(["argument", "value", "from"], chosen, code=[0, 1], fold=lid))

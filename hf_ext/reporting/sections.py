@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..labels import kind_from_state
 from ..text import units
@@ -12,7 +11,8 @@ from ..text.units import is_finite
 from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
-from .run_files import RunFiles, as_dict, is_demo, is_hub_id, label_name, last_part, show_source
+from .record import Base, RunRecord, from_json
+from .run_files import RunFiles, is_hub_id, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
 from .scores import REQUIRED_HEADERS, default_page, required_rows
 
@@ -57,9 +57,8 @@ def compose(run: RunFiles, repo: str | None = None) -> Contents:
     Args:
         repo: OWNER/NAME of the model, where that is known.
     """
-    results = run.results
-    page = read_page(results["page"]) if results.get("page") else default_page(results)
-    verdict = as_dict(results.get("verdict"))
+    record = run.record
+    page = read_page(record.page) if record.page else default_page(record)
     sections = [
         Section("result", "Result", _result_blocks(run, page)),
         Section("use", "What it must not be used for", [Points(page.use)] if page.use else []),
@@ -73,97 +72,95 @@ def compose(run: RunFiles, repo: str | None = None) -> Contents:
         Section("reproduce", "How to repeat it", reproduce_blocks(run)),
         Section("licence", "Licence and citation", _licence_blocks(run, page)),
     ]
-    created = str(results.get("created") or "").replace("T", " ")[:16]
-    facts = [
-        "Run report",
-        as_dict(results.get("model")).get("class"),
-        created and f"{created} UTC",
-        run.folder.resolve().name,
-    ]
+    created = record.created.replace("T", " ")[:16]
+    facts = ["Run report", record.model.class_, created and f"{created} UTC", run.folder.resolve().name]
     return Contents(
         page=page,
-        subtitle=" - ".join(str(fact) for fact in facts if fact),
-        verdict=str(verdict.get("text") or "No verdict: this run was not compared with any baseline."),
-        is_better=verdict.get("is_better"),
-        alarms=_alarms(results, page),
+        subtitle=" - ".join(filter(None, facts)),
+        verdict=record.verdict.text or "No verdict: this run was not compared with any baseline.",
+        is_better=record.verdict.is_better,
+        alarms=_alarms(record, page),
         numbers=[*page.numbers, *_run_numbers(run)],
         sections=[section for section in sections if section.blocks],
     )
 
 
-def find_bases(run: RunFiles, page: Page) -> list[Mapping[str, Any]]:
+def find_bases(run: RunFiles, page: Page) -> list[Base]:
     """The pretrained models under this one: those that the task names, or the one that training went on from."""
-    name = run.settings.get("model_name_or_path")
+    settings = run.record.settings
+    name = settings.get("model_name_or_path")
     if page.bases or not name:
-        return [*page.bases]
-    training = "lora" if run.settings.get("use_peft") else "full"
-    return [{"encoder": name, "revision": run.settings.get("model_revision"), "training": training}]
+        return [from_json(Base, base) for base in page.bases]
+    training = "lora" if settings.get("use_peft") else "full"
+    return [Base(name, settings.get("model_revision"), training)]
 
 
-def _alarms(results: Mapping[str, Any], page: Page) -> list[str]:
+def _alarms(record: RunRecord, page: Page) -> list[str]:
     """What is wrong, in the order of weight: of the task, predictions, training, data, labels; each sentence once."""
-    alarms = [*page.alarms]
-    collapse = as_dict(as_dict(results.get("test")).get("collapse"))
-    alarms += [f"Test predictions: {text}" for text in collapse.get("alarms") or []]
-    while_training: dict[str, int] = {}
-    for entry in results.get("alarms") or []:
-        name = f" on {entry['name']}" if entry.get("name") else ""
-        for text in entry.get("alarms") or []:
-            while_training.setdefault(f"{name}: {text}", entry.get("step"))
+    alarms = [*page.alarms, *(f"Test predictions: {text}" for text in record.test.collapse.get("alarms") or ())]
+    while_training: dict[str, float | None] = {}
+    for entry in record.alarms:
+        name = f" on {entry.name}" if entry.name else ""
+        for text in entry.alarms:
+            while_training.setdefault(f"{name}: {text}", entry.step)
     # The numbers in the sentences change with every evaluation, so only the first and the last are worth a line.
     listed = [f"Training, step {units.number(step)}{text}" for text, step in while_training.items()]
     alarms += [*listed[:1], *listed[1:][-1:]]
     if len(listed) > 2:
         alarms.append(f"Training: {len(listed) - 2} more alarms between these two, in run.log.")
-    alarms += [f"Data: {text}" for text in as_dict(results.get("data")).get("warnings") or []]
-    for split, audit in as_dict(results.get("labels")).items():
-        alarms += [f"Labels of {split}: {text}" for text in as_dict(audit).get("alarms") or []]
+    alarms += [f"Data: {text}" for text in record.data.warnings]
+    for split, audit in record.labels.items():
+        alarms += [f"Labels of {split}: {text}" for text in audit.alarms]
     return list(dict.fromkeys(alarms))
 
 
 def _run_numbers(run: RunFiles) -> list[list[str]]:
     """Rows, time, speed, memory."""
-    train, costs = as_dict(run.results.get("train")), as_dict(run.results.get("costs"))
-    data, planned = as_dict(run.results.get("data")), as_dict(as_dict(run.plan.get("facts")).get("data"))
-    epochs, seen = train.get("epoch"), ""
-    if is_finite(epochs) and not data.get("streaming"):  # a stream counts steps as epochs
+    data = run.record.data
+    train = run.record.train
+    costs = run.record.costs
+    planned = run.plan.facts.get("data", {})
+    epochs = train.get("epoch")
+    seen = ""
+    if is_finite(epochs) and not data.streaming:  # a stream counts steps as epochs
         seen = "seen once" if epochs == 1 else f"seen {epochs:.3g} times"
     unit = next((name for name in ("residues", "tokens", "sequences") if f"train_{name}_per_s" in train), None)
     word = "rows" if unit == "sequences" else unit
     speed = f"at {units.rate(train[f'train_{unit}_per_s'], str(word))}" if unit else ""
-    memory = f"of the {costs['memory_of']}" if costs.get("memory_of") else ""
+    memory = f"of the {costs.memory_of}" if costs.memory_of else ""
     return [
-        ["training rows", units.number(as_dict(data.get("sizes")).get("train", planned.get("num_rows"))), seen],
-        ["training time", units.seconds(costs.get("train_s", train.get("train_runtime"))), speed],
-        ["peak memory", units.gib(costs.get("peak_memory_gib", train.get("train_peak_memory_gib"))), memory],
+        ["training rows", units.number(data.sizes.get("train", planned.get("num_rows"))), seen],
+        ["training time", units.seconds(costs.train_s or train.get("train_runtime")), speed],
+        ["peak memory", units.gib(costs.peak_memory_gib or train.get("train_peak_memory_gib")), memory],
     ]
 
 
 def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
     """How good the model is, and compared with what."""
     blocks = [*page.results] or [Text("Not measured: the run has no scores of a test split.")]
-    if checked := run.results.get("requirements"):
+    record = run.record
+    if checked := record.requirements:
         blocks.append(Table(REQUIRED_HEADERS, required_rows(checked), "Required of the final scores (--require)."))
-    charts, kind = [], kind_from_state(as_dict(run.results.get("label_kind")))
+    kind = kind_from_state(record.label_kind)
+    charts = []
     if run.predictions and kind.chart == "scatter":
-        label = label_name(run.settings)
-        charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, label))
+        charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, record.label_name))
     elif run.predictions and is_drawn(kind):
         charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind.names))
     if drawn := [chart for chart in charts if chart]:
         blocks.append(Figures(drawn, run.image("scatter.png") or run.image("confusion.png")))
-    if advice := run.results.get("advice"):
-        blocks.append(Points(advice, fold="What the run suggests next"))
+    if record.advice:
+        blocks.append(Points(record.advice, fold="What the run suggests next"))
     return blocks
 
 
 def _limits(run: RunFiles, page: Page) -> list[str]:
     """What a reader must know before using the model, the most serious first."""
-    lines = [*page.limits, *data_limits(run)]
-    if is_demo(run.results):
+    lines = [*page.limits, *data_limits(run.record.data)]
+    if run.record.is_demo:
         lines.insert(0, "Trained on generated demo data: it shows that the code works, and nothing real.")
-    kept = [base for base in find_bases(run, page) if base.get("training") != "full"] if page.needs_bases else []
-    local = [last_part(base["encoder"]) for base in kept if not is_hub_id(base["encoder"], base.get("revision"))]
+    kept = [base for base in find_bases(run, page) if base.training != "full"] if page.needs_bases else []
+    local = [last_part(base.encoder) for base in kept if not is_hub_id(base.encoder, base.revision)]
     if local:
         lines.append(
             f"It needs the weights of {units.join_words(list(dict.fromkeys(local)))}, which came from a local folder "
@@ -174,20 +171,21 @@ def _limits(run: RunFiles, page: Page) -> list[str]:
 
 def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
     """What it does, what it is made of, and from which weights training began."""
-    model = as_dict(run.results.get("model"))
+    model = run.record.model
     blocks: list[Block] = [Text(page.summary)] if page.summary else []
     if model:
-        total, trained = (units.number(model.get(name)) for name in ("num_parameters", "num_trainable"))
-        blocks.append(Text(f"{model.get('class') or 'A model'} of {total} parameters, {trained} of them trained."))
+        total = units.number(model.num_parameters)
+        trained = units.number(model.num_trainable)
+        blocks.append(Text(f"{model.class_ or 'A model'} of {total} parameters, {trained} of them trained."))
     found = find_bases(run, page)
-    if not found and "model_name_or_path" in run.settings:
+    if not found and "model_name_or_path" in run.record.settings:
         blocks.append(Text("Training began with random weights."))
     rows = [
         [
-            ", ".join("+".join(columns) for columns in base.get("inputs") or []) or "its inputs",
-            show_source(base["encoder"], base.get("revision")),
-            base.get("training"),
-            base.get("pooling") or units.MISSING,
+            ", ".join("+".join(columns) for columns in base.inputs) or "its inputs",
+            show_source(base.encoder, base.revision),
+            base.training,
+            base.pooling or units.MISSING,
         ]
         for base in found
     ]
@@ -217,7 +215,7 @@ def _licence_blocks(run: RunFiles, page: Page) -> list[Block]:
     if found:
         data = " and of the training data" if data_source(run) else ""
         lines.append(f"The licences of the pretrained models{data} hold as well.")
-    papers = {paper for base in found for start, paper in PAPERS.items() if str(base["encoder"]).startswith(start)}
+    papers = {paper for base in found for start, paper in PAPERS.items() if base.encoder.startswith(start)}
     return [Text(" ".join(lines)), *([Points(sorted(papers))] if papers else [])]
 
 
@@ -227,5 +225,5 @@ def has_licence(run: RunFiles) -> bool:
 
 def data_source(run: RunFiles) -> str:
     """Hub id, file or folder that the data was read from; empty where it was generated or not recorded."""
-    source = str(as_dict(run.results.get("data")).get("source") or "")
+    source = run.record.data.source or ""
     return "" if source == "generated" else source

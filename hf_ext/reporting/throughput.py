@@ -29,6 +29,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..files import write_text
 from ..hardware import Hardware, detect_hardware
 from .batch_counts import COUNTS, BatchCounter
+from .record import Throughput, to_json
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class ThroughputCallback(TrainerCallback):
             path = Path(str(args.output_dir)) / FILE_NAME
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(self.summarize(state), indent=1) + "\n")
+                write_text(path, json.dumps(to_json(self.summarize(state)), indent=1) + "\n")
             except OSError as error:  # a full disk must not cost the model that was just trained
                 logger.error("%s was not written: %s.", path, error.strerror)
         self._counter.detach()
@@ -205,25 +206,24 @@ class ThroughputCallback(TrainerCallback):
         batches = sums[0] * args.gradient_accumulation_steps / sums[1]
         return {"batches_per_s": batches, **self._rates(sums), **self._hours_left(state)}
 
-    def summarize(self, state: TrainerState) -> dict[str, Any]:
+    def summarize(self, state: TrainerState) -> Throughput:
         """What `throughput.json` holds."""
-        return {
-            "format": 1,
-            "unit": self._counter.unit,
-            "device": self.device.hardware.name,
-            "compute_dtype": self.device.dtype,
-            "num_processes": self.device.num_processes,
-            "measured_steps": int(self._totals[0]),
-            "warmup_steps": self.warmup_steps - self._left_to_warm_up,
-            "warmup_seconds": self._warmup_seconds,
-            "seconds_before_training": round(self._seconds_before, 3),
-            "steps_per_epoch": state.global_step / state.epoch if state.epoch else None,
-            "rates": self._rates(self._totals),
-            "totals": dict(zip(COLUMNS, self._totals.tolist())),
-            "peak_memory_gib": self._peak_bytes / 2**30,
-            "no_mfu_because": self.device.why_no_mfu(self._counter.flops_unknown) or None,
-            "log_history": state.log_history,
-        }
+        return Throughput(
+            unit=self._counter.unit,
+            device=self.device.hardware.name,
+            compute_dtype=self.device.dtype,
+            num_processes=self.device.num_processes,
+            measured_steps=int(self._totals[0]),
+            warmup_steps=self.warmup_steps - self._left_to_warm_up,
+            warmup_seconds=self._warmup_seconds,
+            seconds_before_training=round(self._seconds_before, 3),
+            steps_per_epoch=state.global_step / state.epoch if state.epoch else None,
+            rates=self._rates(self._totals),
+            totals=dict(zip(COLUMNS, self._totals.tolist())),
+            peak_memory_gib=self._peak_bytes / 2**30,
+            no_mfu_because=self.device.why_no_mfu(self._counter.flops_unknown) or None,
+            log_history=state.log_history,
+        )
 
     def _read(self) -> None:
         """Moves what was counted from the device into the window."""

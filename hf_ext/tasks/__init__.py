@@ -135,7 +135,11 @@ class Task:
         Args:
             results: as `all_results.json` will hold them.
         """
-        return self._find("describing", "describe")(results) if self.name in TASKS else None
+        if self.name not in TASKS:
+            return None
+        from ..reporting.record import RunRecord, from_json
+
+        return self._find("describing", "describe")(from_json(RunRecord, results))
 
     def sketch(self, arguments: Sequence[Any], args: FastTrainingArguments, hardware: Hardware) -> Sketch:
         """What a run would read, hold and compute; nothing is trained, downloaded or written.

@@ -22,6 +22,7 @@ from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation.requirements import describe_failed, format_checked, raise_failed
 from ..reporting.charts import plot_loss
 from ..reporting.page import page_record
+from ..reporting.record import to_json
 from ..reporting.report import write_card, write_report
 from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
 from ..reporting.throughput import ThroughputCallback
@@ -136,13 +137,13 @@ class Run:
     def _save_results(self, trainer: FastTrainer, trained: TrainOutput, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
         settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
-        record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments)
         evaluations = {}
         if isinstance(trainer, FastTrainer):
             patience = trainer.args.early_stopping_patience
-            evaluations = record_evaluations(trainer.stopping_decisions, trainer.collapse_alarms, patience)
-        model = {**record["model"], **facts.get("model", {})}
-        results = {**record, **evaluations, "task": self.task.name, **facts, "model": model}
+            evaluations = to_json(record_evaluations(trainer.stopping_decisions, trainer.collapse_alarms, patience))
+        of_task = {**evaluations, "task": self.task.name, **facts}
+        record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task)
+        results = to_json(record)
         if (page := self.task.describe(results)) is not None:
             results["page"] = page_record(page)
         if trainer.is_world_process_zero():

@@ -21,6 +21,7 @@ from hf_ext.comparing.sides import (
     make_sides,
 )
 from hf_ext.errors import ArgumentError
+from hf_ext.reporting.record import DecisionRecord, PlanRecord
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
@@ -54,7 +55,7 @@ def test_a_side_is_started_with_its_launch_file() -> None:
 
 def test_every_applied_speedup_is_left_out() -> None:
     statuses = {"a": "applied", "b": "skipped", "c": "off"}
-    plan = {"decisions": [{"name": name, "status": status} for name, status in statuses.items()]}
+    plan = PlanRecord(decisions=[DecisionRecord(name, status) for name, status in statuses.items()])
     assert make_ablations(Side("fast", "optimized", ("--preset", "p"), launch=(CPU,)), plan) == [
         Side("without a", "without", ("--preset", "p", "--without", "a", "c"), speedup="a", launch=(CPU,)),
     ]
@@ -120,7 +121,7 @@ def test_a_child_that_fails_or_measured_nothing_ends_the_comparison(tmp_path) ->
         start("pass", "b")
     with pytest.raises(ChildFailed, match="all 3 steps were warm-up"):
         start(write(measured_steps=0, warmup_steps=3), "c")
-    assert start(write(measured_steps=1), "d").throughput["measured_steps"] == 1
+    assert start(write(measured_steps=1), "d").throughput.measured_steps == 1
     with pytest.raises(ArgumentError, match="is there already"):
         start("another command", "d")
 

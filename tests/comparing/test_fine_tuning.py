@@ -46,10 +46,10 @@ def write_run(
         baseline_file(folder, one).parent.mkdir(exist_ok=True)
         write_predictions(baseline_file(folder, one), rows.select_columns(["source_row"]), {PREDICTION: values})
         scores[one] = {"rmse": {"value": float(np.sqrt(np.mean((values - LABELS) ** 2)))}}
-    test = {"verdict": {"comparison": {"metric": "rmse"}}, "scores": scores, "interval_by": None}
-    test["baselines"] = dict.fromkeys(baselines)
+    verdict = {"comparison": {"metric": "rmse"}}
+    test = {"scores": scores, "interval_by": None, "baselines": {one: {} for one in baselines}}
     results = {
-        **{"format": 1, "task": "affinity", "verdict": {}, "page": None, "test": test},
+        **{"format": 1, "task": "affinity", "verdict": verdict, "page": None, "test": test},
         **{"costs": {"peak_memory_gib": 0.5}, "model": {"num_trainable": 1234}},
         "settings": {**SETTINGS, "binder_threshold": None, "seed": 42},
     }

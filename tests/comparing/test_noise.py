@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,29 +18,28 @@ from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import SideRun
 from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError
+from hf_ext.reporting.record import Throughput
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 
 
 def make_run(side: Side, round_: int, seconds: float, losses=(3.0, 2.0), unit="residues", **changes) -> SideRun:
     """A run of 20 steps of `seconds` each, 100 residues and 4 sequences per step."""
-    throughput = {
-        "unit": unit,
-        "device": "T4",
-        "num_processes": 1,
-        "measured_steps": 20,
-        "warmup_steps": 3,
-        "warmup_seconds": 5.0,
-        "seconds_before_training": 10.0,
-        "steps_per_epoch": 100,
-        "peak_memory_gib": 1.5,
-        "rates": {"data_wait_share": 0.1},
-        "totals": {"seconds": 20 * seconds, "residues": 2000.0, "sequences": 80.0},
-        "log_history": [{"loss": loss, "step": 10 * (i + 1)} for i, loss in enumerate(losses)],
-        **changes,
-    }
-    throughput["log_history"].append({"eval_loss": losses[-1], "step": 20})
-    return SideRun(side, round_, 60.0, throughput)
+    log = [{"loss": loss, "step": 10 * (i + 1)} for i, loss in enumerate(losses)]
+    throughput = Throughput(
+        unit=unit,
+        device="T4",
+        measured_steps=20,
+        warmup_steps=3,
+        warmup_seconds=5.0,
+        seconds_before_training=10.0,
+        steps_per_epoch=100,
+        peak_memory_gib=1.5,
+        rates={"data_wait_share": 0.1},
+        totals={"seconds": 20 * seconds, "residues": 2000.0, "sequences": 80.0},
+        log_history=[*log, {"eval_loss": losses[-1], "step": 20}],
+    )
+    return SideRun(side, round_, 60.0, replace(throughput, **changes))
 
 
 LEAST = 1.17  # the interval of ratios 2, 4, 4 begins at exp(mean - 4.303 * deviation / sqrt(3)) of logarithms: 1.1748
@@ -76,7 +76,7 @@ def test_losses_are_compared_at_their_ends_and_one_that_is_no_number_is_not_smal
     assert result["against"]["stock"]["loss"] == {"value": 0.5, "low": 0.5, "high": 0.5}
     assert not analyzed(three_rounds((3.0, math.nan)), max_loss_delta=9.0)["passed"]
     runs = three_rounds()
-    runs[0].throughput["log_history"] = []
+    runs[0].throughput = replace(runs[0].throughput, log_history=[])
     assert analyzed(runs)["against"]["stock"]["loss"] is None
     assert not analyzed(runs, max_loss_delta=9.0)["passed"]
 
@@ -159,7 +159,7 @@ def test_the_report_shows_every_side_its_ratio_and_other_batches() -> None:
     assert "| stock | 100 (50 to 100) | 1.500 | 10 % | 12 s | 1 min 40 s | 1 min |" in " ".join(report.split())
     assert "Sequences per optimizer step are the same." in report
     for run in runs[1::2]:
-        run.throughput["totals"]["sequences"] = 160.0
+        run.throughput = replace(run.throughput, totals={**run.throughput.totals, "sequences": 160.0})
     assert "Sequences per optimizer step DIFFER (8 against 4)" in format_comparison(analyzed(runs))
     result = analyzed([make_run(BASE, 0, 1.0), make_run(FAST, 0, 0.5, unit="sequences")], rounds=1)
     assert (result["unit"], result["sides"]["stock"]["rate"]["value"]) == ("sequences", 4.0)  # the unit of both

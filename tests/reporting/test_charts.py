@@ -79,7 +79,7 @@ def test_a_loss_plot_draws_every_curve_and_names_its_lowest_evaluation(tmp_path,
 
 
 def test_full_passes_have_a_line_of_their_own_and_the_best_model_is_marked() -> None:
-    loss, metric = curve_charts(log_history(), {"best": {"step": 200, "spearman": 0.765}})
+    loss, metric = curve_charts(log_history(), {"step": 200, "spearman": 0.765})
     assert [*lines_by_name(loss.figure)] == ["training", "validation", "all rows"]
     lines = lines_by_name(metric.figure)
     assert [*lines] == ["validation", "all rows", "best"]

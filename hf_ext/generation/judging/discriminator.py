@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...checkpoints.finished_model import find_model
-from ...errors import ArgumentError
+from ...errors import ArgumentError, DataError
 from ...evaluation._arrays import FloatArray
 from ...evaluation.scores import Score, score_predictions
-from ...files import parse_json
 from ...property.predictor import AffinityPredictor
+from ...reporting.record import RunRecord, VerdictRecord
+from ...reporting.run_files import read_record
 from ..rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM
@@ -100,14 +101,14 @@ def find_roles(columns: Sequence[str]) -> dict[str, str]:
 def find_doubt(folder: str | Path) -> str | None:
     """Finds what the record of a model says against it, a clause; None where it beat every baseline on test rows."""
     try:
-        verdict = parse_json((Path(folder) / "all_results.json").read_bytes())["verdict"]
-        outcome = verdict["outcome"]
-        text = str(verdict["text"])
-    except (OSError, ValueError, KeyError, TypeError):
+        verdict = read_record(RunRecord, Path(folder) / "all_results.json").verdict
+    except (OSError, DataError):
+        verdict = VerdictRecord()
+    if not verdict.text:
         return "what it is worth is not known: no verdict of its own test is beside it"
-    if outcome == "better":
+    if verdict.outcome == "better":
         return None
-    return f"its own record says: {text.splitlines()[0].rstrip('.')}"
+    return f"its own record says: {verdict.text.splitlines()[0].rstrip('.')}"
 
 
 def judge_affinities(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_ext.reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from hf_ext.reporting.run_files import as_dict
+from hf_ext.reporting.record import DataRecord, RunRecord, from_json
 from hf_ext.reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
 from hf_ext.text import units
 from hf_ext.text.units import join_words
@@ -19,19 +19,20 @@ MEANING = (
 
 def describe(results: Mapping[str, Any]) -> Page:
     """The page of a run, from what its `all_results.json` holds."""
-    data, settings, test = (as_dict(results.get(name)) for name in ("data", "settings", "test"))
-    names = [*as_dict(data.get("tasks"))] or [*(settings.get("tasks") or [])]
+    run = from_json(RunRecord, results)
+    data = run.data
+    known = {**run.settings, **data.own}
+    names = [*(known.get("tasks") or [])]
     equations = join_words(names) or "partial differential equations"
-    model = as_dict(as_dict(test.get("scores")).get("model"))
-    size = int(data.get("resolution") or settings.get("resolution") or 32)
+    size = int(known.get("resolution") or 32)
     return Page(
         title=f"Operator for {equations}",
         summary=f"An operator Transformer, which predicts solutions of {equations} on a grid of resolution {size}.",
-        numbers=score_numbers(test, [f"{name}_nrmse" for name in names]),
-        results=_score_blocks(results),
+        numbers=score_numbers(run.test, [f"{name}_nrmse" for name in names]),
+        results=_score_blocks(run),
         data=_data_blocks(data),
         limits=[
-            *verdict_limits(results),
+            *verdict_limits(run.verdict),
             "Trained and scored on samples of one distribution: with other coefficients, initial or boundary "
             "conditions, with noise, or further in time it is untested.",
             f"It was trained at resolution {size} and reads no other: another grid takes a new training.",
@@ -41,7 +42,7 @@ def describe(results: Mapping[str, Any]) -> Page:
         subject=f"{equations} as in the training samples, and about nothing else: no other equation, and no claim "
         "about a real flow",
         loading=_loading(names, size),
-        scores=index_scores(model),
+        scores=index_scores(run.test),
         dataset=f"Generated {equations}",
         tags=["pde", "neural-operator"],
         library_name="hf_ext",
@@ -50,25 +51,24 @@ def describe(results: Mapping[str, Any]) -> Page:
     )
 
 
-def _score_blocks(results: Mapping[str, Any]) -> list[Block]:
+def _score_blocks(run: RunRecord) -> list[Block]:
     """Scores, and how far the model is below the best trivial prediction of each equation."""
-    test = as_dict(results.get("test"))
-    blocks = score_blocks(test)
+    blocks = score_blocks(run.test, run.data.leaks)
     if not blocks:
         return []
-    factors = {name: value for name, value in as_dict(test.get("factors")).items() if units.is_finite(value)}
+    factors = {name: value for name, value in (run.test.own.get("factors") or {}).items() if units.is_finite(value)}
     if factors:
         listed = join_words([f"{name} {units.factor(value)}" for name, value in factors.items()])
         blocks.append(Text(f"Error of the best trivial prediction over the model's: {listed}."))
     return [*blocks, Text(MEANING)]
 
 
-def _data_blocks(data: Mapping[str, Any]) -> list[Block]:
+def _data_blocks(data: DataRecord) -> list[Block]:
     if not data:
         return [Text("Not recorded: the run has no data report.")]
-    facts = [[name, str(data.get(name))] for name in ("source", "resolution", "seed")]
-    equations = [[name, str(text)] for name, text in as_dict(data.get("tasks")).items()]
-    sizes = [[name, units.number(size)] for name, size in as_dict(data.get("sizes")).items()]
+    facts = [["source", str(data.source)], *([name, str(data.own.get(name))] for name in ("resolution", "seed"))]
+    equations = [[name, str(text)] for name, text in (data.own.get("tasks") or {}).items()]
+    sizes = [[name, units.number(size)] for name, size in data.sizes.items()]
     caption = "Samples of each equation. All splits are drawn from one distribution."
     tables = (["", ""], facts, ""), (["equation", "samples of"], equations, ""), (["split", "samples"], sizes, caption)
     return [Table(headers, rows, text, code=[0] if rows is equations else []) for headers, rows, text in tables]
