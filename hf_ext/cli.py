@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     first, *rest = words or ["--help"]
     if first in ("-h", "--help") and rest and rest[0] in COMMANDS:
-        first, rest = rest[0], ["--help", *rest[1:]]
+        first = rest[0]
+        rest = ["--help", *rest[1:]]
     if first in COMMANDS:
         sys.argv[0] = f"{PROGRAM} {first}"  # so help pages, records and locks of this process call the program
         with quick_imports():
@@ -85,12 +86,12 @@ def _run(words: Sequence[str]) -> int:
 
 
 def help_page() -> str:
-    """What `hf-ext --help` prints; fits a screen of 80 columns and 30 lines."""
+    """Returns what `hf-ext --help` prints; fits a screen of 80 columns and 30 lines."""
     return HELP.format(commands="\n".join(f"  {name:<8}  {line}" for name, (_, line) in COMMANDS.items()))
 
 
 def _find_path(words: Sequence[str]) -> str:
-    """The path of a YAML file or template that comes with hf_ext; without a name those of all, one a line.
+    """Finds the path of a YAML file or template that comes with hf_ext; without a name those of all, one a line.
 
     Raises:
         ArgumentError: no such file, with the names of those that there are; more than one word.

@@ -111,7 +111,7 @@ class Plan:
         self.decisions = [d.with_evidence(**evidence) if d.name == name else d for d in self.decisions]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; what `plan.json` holds."""
+        """Returns a JSON-able dictionary, which `plan.json` holds."""
         return {
             "preset": self.preset,
             "hardware": asdict(self.hardware),
@@ -128,7 +128,7 @@ class Plan:
         return path
 
     def table(self, whole: bool = False) -> str:
-        """The plan as text: a line for each speed-up that is on, and the names of those that were asked for in vain.
+        """Formats the plan: a line for each speed-up that is on, and the names of those that were asked for in vain.
 
         Args:
             whole: a line for every speed-up, with what was measured; those that are on come first.

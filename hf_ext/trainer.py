@@ -157,7 +157,9 @@ class FastTrainer(Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """As in Trainer; `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
+        """Trains as Trainer does.
+
+        `resume_from_checkpoint` may also be "auto", and where it is None, `args.resume` decides.
 
         Raises:
             ArgumentError, DataError: the run would train nothing, or metrics, labels or long rows would end it later.
@@ -194,9 +196,10 @@ class FastTrainer(Trainer):
         return output
 
     def _ext_make_model(self, trial: Any) -> None:
-        """As Trainer's `train` does with `model_init`, and before anything is compared or embedded with the model."""
+        """Makes the model by `model_init`, as Trainer's `train` does, before anything is compared or embedded."""
         self.model = self._ext_planned.renew(partial(self.call_model_init, trial))
-        self.optimizer, self.lr_scheduler = None, None
+        self.optimizer = None
+        self.lr_scheduler = None
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
         self.model_wrapped = self.model
@@ -213,7 +216,7 @@ class FastTrainer(Trainer):
     def _ext_train_and_copy(
         self, train: Callable[[], TrainOutput], around: AbstractContextManager[None]
     ) -> TrainOutput:
-        """With `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
+        """Trains; with `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
             self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
             with around:
@@ -228,7 +231,7 @@ class FastTrainer(Trainer):
 
     @contextmanager
     def _ext_around_training(self, folder: str | None) -> Iterator[None]:
-        """Around Trainer's own `train`: what has to end however that ends."""
+        """Ends what has to end after Trainer's own `train`, however that ends."""
         with ExitStack() as around:
             around.enter_context(outliving_readers())
             around.callback(self._ext_parts.saver.leave)
@@ -247,7 +250,7 @@ class FastTrainer(Trainer):
     # --- data -------------------------------------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """As in Trainer; for an evaluation while training, of the subset."""
+        """Makes the loader as Trainer does; during training with `eval_subset`, of the subset."""
         loader = self._ext_parts.evaluator.loader()
         return super().get_eval_dataloader(eval_dataset) if loader is None else loader
 
@@ -274,7 +277,10 @@ class FastTrainer(Trainer):
     # --- model, optimizer, schedule ---------------------------------------------------------------------------------
 
     def create_optimizer(self, *args: Any, **kwargs: object) -> torch.optim.Optimizer:
-        """As in Trainer; where the plan or the arguments say so, with Muon, groups for encoders, or on the host."""
+        """Creates the optimizer as Trainer does.
+
+        Where the plan says so, with Muon, groups for encoders, or on the host.
+        """
         if self.is_in_train:  # accelerate wraps both next
             self._ext_parts.backend.begin_preparing()
         is_new = self.optimizer is None
@@ -305,7 +311,7 @@ class FastTrainer(Trainer):
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in Trainer."""
+        """Takes a training step as Trainer does."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
         self._ext_parts.checks.see(inputs)
@@ -315,7 +321,7 @@ class FastTrainer(Trainer):
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer; rows that another process trains on count nothing."""
+        """Computes the loss as Trainer does; rows that another process trains on count nothing."""
         if isinstance(inputs, RepeatedRows):
             return self.compute_loss(model, dict(inputs), *args, **kwargs) * 0.0
         inputs = self._ext_losses.decide().add_decoder_ids(inputs)
@@ -336,7 +342,7 @@ class FastTrainer(Trainer):
             self._ext_losses.given = function
 
     def loss_counts_items(self) -> bool:
-        """Whether the loss is a sum over items by their number in the step, so that batches may vary in size."""
+        """Returns whether the loss is a sum over items by their number in the step: batches may vary in size."""
         return self._ext_losses.counts_items()
 
     def _get_grad_norm(self, *args: Any, **kwargs: object) -> Any:
@@ -344,7 +350,7 @@ class FastTrainer(Trainer):
         return self._ext_parts.nan_guard.see_norm(norm)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in Trainer; before a training loss is shown, the weights are checked, whatever the loss is.
+        """Logs as Trainer does; before a training loss is shown, the weights are checked, whatever the loss is.
 
         Under `logging_nan_inf_filter` that of a step that went wrong reads 0.0.
         """
@@ -357,7 +363,7 @@ class FastTrainer(Trainer):
     # --- an evaluation ----------------------------------------------------------------------------------------------
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in Trainer; see `Evaluator`. Other rows than the run's own are looked at in full."""
+        """Evaluates as Trainer does; see `Evaluator`. Other rows than the run's own are looked at in full."""
         return self._ext_parts.evaluator.evaluate(
             eval_dataset, partial(super().evaluate, eval_dataset, *args, **kwargs)
         )
@@ -370,19 +376,23 @@ class FastTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As in Trainer; with `eval_subset`, `dataloader` is of the subset, and all rows follow where due."""
+        """Evaluates as Trainer does.
+
+        With `eval_subset`, `dataloader` is of the subset, and all rows follow where due.
+        """
         with naming_dead_workers(self.checkpoints, self.args.dataloader_num_workers):
             return self._ext_parts.evaluator.run(
                 dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
             )
 
     def _ext_one_pass(self, loader: DataLoader, given: Given, compute_metrics: object) -> EvalLoopOutput:
-        """Trainer's loop."""
+        """Runs Trainer's loop."""
         prepared = self._ext_parts.backend.prepare_to_evaluate(self.model, self._ext_make_optimizer)
         if prepared is not None:
             self.model, self.optimizer = prepared
             self.model_wrapped = self.model
-        loop, evaluating = super().evaluation_loop, self._ext_parts.backend.evaluating(self.model)
+        loop = super().evaluation_loop
+        evaluating = self._ext_parts.backend.evaluating(self.model)
         with replaced(self, compute_metrics=compute_metrics), evaluating, self._ext_losses.rows(given[2]) as rows:
             output = loop(loader, *given)
         self._ext_losses.finish(rows, output.metrics or {}, given[-1])
@@ -407,7 +417,7 @@ class FastTrainer(Trainer):
     # --- a model folder ---------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer; of weights that are spread over processes, whole ones, whatever checkpoints hold.
+        """Saves as Trainer does, but always writes full (unsharded) weights.
 
         To be called by all processes; the main one writes. The push that follows runs beside the script; `push_to_hub`
         or `end` says how it went.
@@ -424,7 +434,8 @@ class FastTrainer(Trainer):
                 self._ext_parts.pusher.push_model("Model save", blocking=False)
 
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        backend, exporter = self._ext_parts.backend, self._ext_parts.exporter
+        backend = self._ext_parts.backend
+        exporter = self._ext_parts.exporter
         if _internal_call and backend.is_spread and not backend.is_zero:  # a checkpoint: accelerate writes the weights
             self._ext_save_companions(Path(str(output_dir)))
             return
@@ -485,7 +496,7 @@ class FastTrainer(Trainer):
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def end(self) -> None:
-        """As in Trainer, for all trainers of the process, once the push under way has ended.
+        """Ends all trainers of the process as Trainer does, once the push under way has ended.
 
         Switches back what the plan switched in the process and in the model. To be called by all processes, once each;
         waits for the slowest. `trainer.model` stays, but of several processes none can train or evaluate afterwards:
@@ -553,27 +564,34 @@ class FastTrainer(Trainer):
     # --- embeddings, for callers who may override each --------------------------------------------------------------
 
     def embed_dataset(self, dataset: Rows) -> Embedded:
-        """`dataset` with embeddings of its frozen inputs, or states of their residues; see `EmbeddingCache.embed`."""
+        """Returns `dataset` with embeddings of its frozen inputs, or states of their residues.
+
+        See `EmbeddingCache.embed`.
+        """
         return self._ext_parts.embedder.embed(dataset)
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
-        """Embeddings of input `name`, through the cache where it is on: (n, width), float32, on the CPU.
+        """Encodes input `name`, through the cache where it is on: (n, width), float32, on the CPU.
 
         Where residues have labels, the states of all of them: (residues, width).
         """
         return self._ext_parts.embedder.encode(name, sequences)
 
     def encode_sequences(self, name: str, sequences: Sequence[str]) -> Any:
-        """Embeddings of input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
+        """Encodes input `name`, computed here and now: (n, width), float32. Parts of a pair are joined by `|`.
 
         Where residues have labels, a list of the states of each sequence's, (residues, width).
         Encoders that train compute as they do in training: under its autocast.
         """
-        device, autocast = self.args.device, self.accelerator.autocast
+        device = self.args.device
+        autocast = self.accelerator.autocast
         return encode_sequences(self.model, self.data_collator, name, sequences, device, autocast)
 
     def embedding_key(self, name: str) -> dict[str, Any]:
-        """Everything that decides the value of all embeddings of input `name`; how long ones are cut is known apart."""
+        """Returns everything that decides the value of all embeddings of input `name`.
+
+        How long ones are cut is known apart.
+        """
         return self._ext_parts.embedder.key(name)
 
     def fit_scaling(self) -> None:
@@ -629,7 +647,7 @@ class FastTrainer(Trainer):
         return self._ext_parts.stopper.reason
 
     def checkpoint_sizes(self) -> Sizes:
-        """Upper bounds of what one checkpoint takes."""
+        """Returns upper bounds of what one checkpoint takes."""
         return self._ext_parts.saver.retention.sizes()
 
 
@@ -646,7 +664,7 @@ class Events(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Trainer has made or restored its state, and has set its counters to zero."""
+        """Begins a run, after Trainer has made or restored its state and set its counters to zero."""
         trainer = self._trainer
         trainer._ext_parts.evaluator.choose_rows()  # says what is wrong with them before anything is trained
         begin = self._begin_on_disk if args.should_save else None
@@ -657,25 +675,25 @@ class Events(TrainerCallback):
         trainer._ext_parts.resumer.go_on()
 
     def _begin_on_disk(self) -> None:
-        """A resumed run first finishes a rotation cut short; the budget is checked once the optimizer exists."""
+        """Finishes a rotation that was cut short; checks the budget once the optimizer exists."""
         retention = self._trainer._ext_parts.saver.retention
         retention.rotate()
         self._trainer.checkpoints.begin_copies(retention.best_step())
         retention.check()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """What others had to write into a checkpoint that has its name stands there."""
+        """Finishes a checkpoint that has its name, once all others had to write stands there; does not wait."""
         self._trainer._ext_parts.saver.finish(waits=False)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """After one optimizer step at most, a checkpoint is whole."""
+        """Finishes the checkpoint under way: after one optimizer step at most it is whole."""
         self._trainer._ext_parts.saver.finish()
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a constructor by their names, those without one in the order of Trainer's.
+    """Returns arguments of a constructor by their names, those without one in the order of Trainer's.
 
     By name, because a class between this one and Trainer may have another order.
     """

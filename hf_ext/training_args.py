@@ -124,18 +124,21 @@ class FastTrainingArguments(
             if getattr(self, half) and getattr(self, other):  # the parent would say first that this machine has no bf16
                 raise ArgumentError(f"{half}=True with {other}=True: a run computes in one precision. Leave one out.")
         # The parent refuses these two by the machine it stands on, or switches TF32 on for good: the plan decides.
-        tf32, bf16 = self.tf32, self.bf16
+        tf32 = self.tf32
+        bf16 = self.bf16
         self.tf32 = False if tf32 is False else None
         self.bf16 = bool(bf16 and (self.use_cpu or is_torch_bf16_gpu_available()))
         saves_best_apart = self.load_best_model_at_end and evaluates_apart(self)
         if saves_best_apart:  # Trainer would refuse that: where it is evaluated, nothing would be saved
-            self.load_best_model_at_end, self.metric_for_best_model = False, self.metric_for_best_model or "loss"
+            self.load_best_model_at_end = False
+            self.metric_for_best_model = self.metric_for_best_model or "loss"
         super().__post_init__()
         self.load_best_model_at_end |= saves_best_apart
         check_together(self.world_size)
         if moved and self.process_index == 0:
             logger.warning("No accelerator here: the %d processes train together on the CPU (gloo).", self.world_size)
-        self.tf32, self.bf16 = tf32, bf16
+        self.tf32 = tf32
+        self.bf16 = bf16
         if self.bf16:
             self.mixed_precision = "bf16"
         self._built = _values(self)
@@ -174,12 +177,13 @@ OWN_FIELDS = {spec.name: spec for spec in dataclasses.fields(FastTrainingArgumen
 
 
 def evaluates_apart(args: TrainingArguments) -> bool:
-    """Whether it is evaluated by epochs and saved by steps, or the reverse: each new best model is then saved too."""
+    """Returns whether a run is evaluated by epochs and saved by steps, or the reverse: new best models are then
+    saved."""
     return (args.eval_strategy, args.save_strategy) in (("epoch", "steps"), ("steps", "epoch"))
 
 
 def default_of(spec: dataclasses.Field) -> Any:
-    """The value that a field has where nobody gives one."""
+    """Returns the value that a field has where none is given."""
     return spec.default_factory() if spec.default_factory is not dataclasses.MISSING else spec.default
 
 
@@ -189,7 +193,7 @@ def changed_fields(args: TrainingArguments) -> frozenset[str]:
 
 
 def asks_for_more(args: TrainingArguments) -> bool:
-    """Whether an argument that `TrainingArguments` does not have has another value than its default."""
+    """Returns whether an argument that `TrainingArguments` does not have has another value than its default."""
     return any(getattr(args, name) != default_of(spec) for name, spec in OWN_FIELDS.items())
 
 
@@ -215,7 +219,7 @@ def _read_types(args: Any) -> None:
 
 
 def _check_values(args: FastTrainingArguments) -> None:
-    """Words, numbers and texts that Trainer would take apart only after the data was read and the model built."""
+    """Checks words, numbers and texts that Trainer would read only after data and model are ready."""
     from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
 
     check_ranges(args, RANGES)
@@ -227,7 +231,7 @@ def _check_values(args: FastTrainingArguments) -> None:
 
 
 def complete_arguments(args: TrainingArguments | None) -> FastTrainingArguments:
-    """`args` themselves, where they lack one of our arguments with its default.
+    """Returns `args` themselves, where they lack one of our arguments with its default.
 
     Nothing is computed anew, and what is changed in them later counts, as in Trainer: they stay the user's object, of
     the user's class. None gives the defaults of all.

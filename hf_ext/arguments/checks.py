@@ -105,32 +105,35 @@ def check_metric_name(given: str | None, known: Sequence[str]) -> None:
 
 @cache
 def field_types(dataclass: Any, include_extras: bool = False) -> dict[str, Any]:
-    """The type of each field of a dataclass; with `include_extras` as `Annotated`, where it is."""
+    """Returns the type of each field of a dataclass; with `include_extras` as `Annotated`, where it is."""
     hints = get_type_hints(dataclass, include_extras=include_extras)
     return {field.name: hints[field.name] for field in dataclasses.fields(dataclass)}
 
 
 def ranges_in_types(dataclass: object) -> dict[str, Range]:
-    """The ranges that fields have in their types: {"size": COUNT} of `size: Annotated[int, COUNT] | None`."""
+    """Returns the ranges that fields have in their types: {"size": COUNT} of `size: Annotated[int, COUNT] | None`."""
     parts = [(name, part) for name, hint in field_types(dataclass, True).items() for part in (hint, *get_args(hint))]
     notes = [(name, note) for name, part in parts for note in getattr(part, "__metadata__", ())]
     return {name: note for name, note in notes if isinstance(note, Range)}
 
 
 def members(hint: object) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
+    """Returns the types of a union, or the one type."""
     is_one = isinstance(hint, type) or get_origin(hint) in (list, dict, Literal)
     return (hint,) if is_one else get_args(hint)
 
 
 def describe_type(hint: object) -> str:
-    """A type in the words of messages: "int or None" for `int | None`."""
+    """Describes a type in the words of messages: "int or None" for `int | None`."""
     names = [part.__name__ if part in (bool, int, float, str) else str(part) for part in members(hint)]
     return " or ".join(names).replace("<class 'NoneType'>", "None").replace("typing.", "")
 
 
 def _choices(hint: object) -> tuple[Any, ...]:
-    """What `Literal[...]` lists, and None, if it is beside it; () of any other type, and where that is beside it."""
+    """Returns what `Literal[...]` lists, and None, if it is beside it.
+
+    () of any other type, and where that is beside it.
+    """
     parts = members(hint)
     if all(part is NoneType or get_origin(part) is Literal for part in parts) and set(parts) != {NoneType}:
         return tuple(word for part in parts for word in (get_args(part) or (None,)))

@@ -16,7 +16,8 @@ import yaml
 from ..errors import ArgumentError
 from ..files import CONFIGS, find_shipped, list_shipped
 
-MAPPING, NULL = "tag:yaml.org,2002:map", "tag:yaml.org,2002:null"
+MAPPING = "tag:yaml.org,2002:map"
+NULL = "tag:yaml.org,2002:null"
 
 
 class Given(NamedTuple):
@@ -27,7 +28,7 @@ class Given(NamedTuple):
 
 
 def read_config(path: str) -> dict[str, Given]:
-    """Field -> its value and line; `output-dir` is read as `output_dir`.
+    """Reads fields, each with its value and line; `output-dir` is read as `output_dir`.
 
     Numbers and words are text as it is written (`no`, `1e-3`), for the command line's rule to convert; inside mappings,
     whose values have no types, they are what JSON makes of them.
@@ -42,7 +43,7 @@ def read_config(path: str) -> dict[str, Given]:
 
 
 def read_nodes(path: str) -> yaml.MappingNode:
-    """The lines of the file as YAML's nodes; errors as in `read_config`."""
+    """Reads the lines of the file as YAML's nodes; errors as in `read_config`."""
     try:
         text = find_shipped(path, CONFIGS).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -34,13 +34,17 @@ _OF_COMMAND = {"doctor": "device", "evaluate": "test_of", "sample": "antigen num
 
 
 def is_secret(name: str) -> bool:
-    """Whether an argument of this name may hold a token."""
+    """Returns whether an argument of this name may hold a token."""
     return name.endswith("token")
 
 
 def name_nearest(name: str, known: Iterable[str]) -> str:
-    """What a message about an unknown name goes on with: the known one that it may be; "" where none is near."""
-    known, bare = list(known), name.lstrip("-").replace("-", "_")
+    """Returns what a message about an unknown name goes on with: the known one that it may be.
+
+    "" where none is near.
+    """
+    known = list(known)
+    bare = name.lstrip("-").replace("-", "_")
     for command, names in _OF_COMMAND.items():
         if bare in names.split():
             return f", did you mean that of `hf-ext {command}`?"

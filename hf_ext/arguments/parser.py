@@ -101,7 +101,8 @@ class FastArgumentParser(HfArgumentParser):
         super().__init__(types, **{**usual, **kwargs, "add_help": False, "allow_abbrev": False})
         text = "The flags that people use first; all: every one."
         self.add_argument("-h", "--help", action=ShowHelp, default=argparse.SUPPRESS, help=text)
-        self.presets, self.recipe_defaults = dict(presets or {}), dict(defaults or {})
+        self.presets = dict(presets or {})
+        self.recipe_defaults = dict(defaults or {})
         self.explicit: frozenset[str] = frozenset()
         self.origins: dict[str, str] = {}
         self.arguments: list[str] = []
@@ -115,7 +116,8 @@ class FastArgumentParser(HfArgumentParser):
         self._field_defaults = {name: action.default for name, action in self._flags.items()}
         self._required = {name for name, action in self._flags.items() if action.required}
         for action in self._actions:  # what is not typed is then not in the namespace, and may come from other layers
-            action.default, action.required = argparse.SUPPRESS, False
+            action.default = argparse.SUPPRESS
+            action.required = False
         if "config" not in self._types:
             self.add_argument("--config", metavar="FILE.yaml", help="YAML file, or the name of one of hf_ext's own")
         if "preset" not in self._types and self.presets:
@@ -155,11 +157,11 @@ class FastArgumentParser(HfArgumentParser):
         return (*outputs, argparse.Namespace(**typed)) if typed else tuple(outputs)
 
     def shown_defaults(self) -> Mapping[str, Any]:
-        """Those of the recipe, and of the preset that it has where nobody gives one; else the dataclasses'."""
+        """Returns those of the recipe, and of the preset that it has where none is given; else the dataclasses'."""
         return self._field_defaults | self._merge(self._layers(self._choose_preset(None, {})))[0]
 
     def _choose_preset(self, typed: str | None, config: Mapping[str, Given]) -> str | None:
-        """The preset in effect: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
+        """Chooses the preset: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
         if typed is not None:
             return typed
         if "preset" in config:
@@ -168,13 +170,13 @@ class FastArgumentParser(HfArgumentParser):
         return found if isinstance(found, str) else None
 
     def _layers(self, preset: str | None) -> list[tuple[str, dict[str, Given]]]:
-        """Origins and their values: of the recipe, and of the presets."""
+        """Returns origins and their values: of the recipe, and of the presets."""
         layers: list[tuple[str, Mapping[str, Any]]] = [("recipe", self.recipe_defaults)]
         layers += [(f"preset {name}", self.presets[name]) for name in preset_names(preset, self.presets)]
         return [(origin, {key: Given(value, origin) for key, value in values.items()}) for origin, values in layers]
 
     def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
-        """The converted value of each field and who set it; later layers win."""
+        """Merges layers: the converted value of each field and who set it; later layers win."""
         values: dict[str, Any] = {}
         origins = dict.fromkeys(self._types, "default")
         for origin, layer in layers:
@@ -185,11 +187,13 @@ class FastArgumentParser(HfArgumentParser):
         return values, origins
 
     def _convert(self, key: str, given: Given) -> Any:
-        """A value as the command line makes it of its words."""
+        """Converts a value as the command line does its words."""
         if key not in self._types:
             wrong = self.describe_unknown(key, self._types).replace("argument", "key", 1)
             raise ArgumentError(f"{given.where}: {wrong}{'' if wrong.endswith('?') else '.'}")
-        value, kinds, action = given.value, members(self._types[key]), self._flags[key]
+        value = given.value
+        kinds = members(self._types[key])
+        action = self._flags[key]
         if isinstance(value, Enum) or (value == [] and action.nargs == "+") or (value is None and NoneType in kinds):
             return copy.copy(value)
         if isinstance(value, dict | list) and action.nargs not in ("+", "*"):
@@ -232,7 +236,7 @@ class FastArgumentParser(HfArgumentParser):
         raise ArgumentError(f"Command line: {message}{end} Run with --help all for all flags.")
 
     def parse_known_args(self, args: Any = None, namespace: object = None) -> tuple[Any, list[str]]:
-        """As argparse, but words that are no flags are an error, with the nearest flag of each."""
+        """Parses as argparse does, but words that are no flags are an error, with the nearest flag of each."""
         namespace, unknown = super().parse_known_args(args, namespace)
         flags = [option for action in self._actions for option in action.option_strings]
         wrong = [part.partition("=")[0] for part in unknown if part.startswith("-")] or unknown
@@ -241,13 +245,13 @@ class FastArgumentParser(HfArgumentParser):
         return namespace, []
 
     def describe_unknown(self, flag: str, flags: Collection[str]) -> str:
-        """What is wrong with a flag, or key of a YAML file, that is none of `flags`."""
+        """Says what is wrong with a flag, or key of a YAML file, that is none of `flags`."""
         if self._only_reads and flag.lstrip("-").replace("-", "_") in training_names():
             return f"{flag} is a flag of training; {self._only_reads} only reads the model"
         return f"unknown argument {flag!r}{name_nearest(flag, flags)}"
 
     def format_help(self) -> str:
-        """The first page, of the flags that people use first."""
+        """Formats the first page, of the flags that people use first."""
         if not self._first_flags:
             return self.format_all_help()
         first, *rest = (self.description or "").split("\n\n")
@@ -257,12 +261,14 @@ class FastArgumentParser(HfArgumentParser):
         return self._format("\n\n".join([first, *examples]), more, self._group_of.keys() - self._first_flags)
 
     def format_all_help(self) -> str:
-        """The page of all flags."""
+        """Formats the page of all flags."""
         return self._format(self.description, self.epilog)
 
     def _format(self, description: str | None, epilog: str | None, left_out: Collection[str] = ()) -> str:
-        """As argparse, with the defaults that are in effect, and each flag in one spelling: --no_x is --x false."""
-        page, defaults, done = self._get_formatter(), self.shown_defaults(), set(left_out)
+        """Formats as argparse does, with defaults in effect, and each flag in one spelling: --no_x is --x false."""
+        page = self._get_formatter()
+        defaults = self.shown_defaults()
+        done = set(left_out)
         page.add_usage(self.usage, self._actions, [])
         page.add_text(description)
         for group in self._action_groups:
@@ -290,7 +296,7 @@ class FastArgumentParser(HfArgumentParser):
 def parse_command(
     arguments: Sequence[type], defaults: Mapping[str, Any], description: str | None, words: Sequence[str] | None
 ) -> tuple[FastArgumentParser, tuple[Any, ...]]:
-    """The parser of a command after parsing, and an instance of each of `arguments`.
+    """Parses the words of a command; returns its parser, and an instance of each of `arguments`.
 
     Args:
         arguments: dataclasses; the `FastTrainingArguments` among them learns which of its fields the user set.
@@ -316,7 +322,7 @@ def _word(value: object, kinds: tuple[Any, ...]) -> str:
 
 
 def _group(dtype: Any, name: str) -> str | None:
-    """The group of a field of a dataclass; None: among the options."""
+    """Returns the group of a field of a dataclass; None: among the options."""
     for group, names in getattr(dtype, "_argument_groups", {}).items():
         if name in names:
             return str(group)
@@ -325,7 +331,7 @@ def _group(dtype: Any, name: str) -> str | None:
 
 
 def _as_typed(value: object) -> Any:
-    """A default as somebody would type it: `all` for ["all"], `linear` for SchedulerType.LINEAR."""
+    """Writes a default as a user would type it: `all` for ["all"], `linear` for SchedulerType.LINEAR."""
     if isinstance(value, list | tuple):
         return " ".join(str(_as_typed(one)) for one in value) or "none given"
     return value.value if isinstance(value, Enum) else value

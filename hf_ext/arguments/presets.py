@@ -42,7 +42,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def preset_names(written: object, presets: Mapping[str, Any] = PRESETS) -> list[str]:
-    """The names in "a+b"; none in "", "none" and what is no text.
+    """Returns the names in "a+b"; none in "", "none" and what is no text.
 
     Raises:
         ArgumentError: an unknown name, with the nearest known one.
@@ -58,5 +58,5 @@ def preset_names(written: object, presets: Mapping[str, Any] = PRESETS) -> list[
 
 
 def preset_values(written: object) -> dict[str, Any]:
-    """Values of "a+b", those of the later name winning."""
+    """Returns values of "a+b", those of the later name winning."""
     return {key: copy.deepcopy(value) for name in preset_names(written) for key, value in PRESETS[name].items()}

@@ -19,7 +19,7 @@ REQUIRE = {  # of the field `require` of a recipe's arguments
 
 
 def option(default: object, help: str) -> Any:
-    """A field of a dataclass with what `--help` says of it; it must be given where its default is `MISSING`."""
+    """Makes a field of a dataclass with what `--help` says of it; it must be given where its default is `MISSING`."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"help": help})
     return field(default=default, metadata={"help": help})

@@ -50,19 +50,20 @@ class ColumnRidges:
         self.ridges = [RidgeBaseline(standardize=standardize) for _ in kind.names]
 
     def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> ColumnRidges:
-        """See `RidgeBaseline.fit`."""
+        """Fits as `RidgeBaseline.fit` does."""
         for ridge, *columns in zip(self.ridges, np.transpose(labels), np.transpose(validation_labels)):
             known = [np.isfinite(column) for column in columns]
-            train, held_out = features[known[0]], validation_features[known[1]]
+            train = features[known[0]]
+            held_out = validation_features[known[1]]
             ridge.fit(train, columns[0][known[0]], held_out, columns[1][known[1]])
         return self
 
     def predict(self, features: Any) -> FloatArray:
-        """(n, k), in the units of the labels."""
+        """Predicts (n, k), in the units of the labels."""
         return np.stack([ridge.predict(features) for ridge in self.ridges], axis=1)
 
     def summary(self) -> dict[str, Any]:
-        """What was fitted, JSON-able."""
+        """Returns what was fitted, JSON-able."""
         return {"kind": "ridge", "columns": {n: each.summary() for n, each in zip(self.kind.names, self.ridges)}}
 
 
@@ -95,18 +96,19 @@ class NearestBaseline:
         self._rows = self._directions(features)
         self._values, self._value_of = self.kind.code(truth)
         self._constant = np.asarray(predict_constant(self.kind, labels, 1)).reshape(1, -1)
-        metric, losses = metrics_of(self.kind).chooses, {}
+        metric = metrics_of(self.kind).chooses
+        losses = {}
         for num in NEIGHBOURS:
             losses[num] = rows_for(self.kind, self._predict(validation_features, num), validation_labels).value(metric)
         self.num_neighbours = min(losses, key=lambda num: (np.nan_to_num(losses[num].value, nan=np.inf), num))
         return self
 
     def predict(self, features: Any) -> FloatArray:
-        """(n, outputs) probabilities, or (n,) or (n, k) numbers; after `fit`."""
+        """Predicts (n, outputs) probabilities, or (n,) or (n, k) numbers; after `fit`."""
         return self._predict(features, self.num_neighbours)
 
     def summary(self) -> dict[str, Any]:
-        """What was fitted, JSON-able; after `fit`."""
+        """Returns what was fitted, JSON-able; after `fit`."""
         return {"kind": "nearest rows", "num_rows": len(self._rows), "num_neighbours": self.num_neighbours}
 
     def _directions(self, features: Any) -> NDArray[np.float32]:
@@ -114,12 +116,14 @@ class NearestBaseline:
         return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
 
     def _predict(self, features: Any, num: int) -> FloatArray:
-        num, found = min(num, len(self._rows)), [np.empty((0, self._constant.shape[1]))]
+        num = min(num, len(self._rows))
+        found = [np.empty((0, self._constant.shape[1]))]
         for start in range(0, len(features), BLOCK_ROWS):
             cosines = self._directions(features[start : start + BLOCK_ROWS]) @ self._rows.T
             values = self._values[self._value_of[np.argpartition(-cosines, num - 1, axis=1)[:, :num]]]
             known = np.isfinite(values)
-            total, number = np.where(known, values, 0.0).sum(axis=1), known.sum(axis=1)
+            total = np.where(known, values, 0.0).sum(axis=1)
+            number = known.sum(axis=1)
             alone = np.maximum(number == 0, self.kind.prior_rows)
             found.append((total + alone * self._constant) / (number + alone))
         return self.kind.shape_outputs(np.concatenate(found))
@@ -146,7 +150,8 @@ def predict_residues(
 
     Cost: of `window_features` seconds; 0.1 s per 10,000 residues predicted.
     """
-    linear, given = make_linear(kind, standardize=standardize), []
+    linear = make_linear(kind, standardize=standardize)
+    given = []
     for sequences, labels in known:
         truth = kind.flatten(labels)
         chosen = np.flatnonzero(np.isfinite(truth) & (truth != UNKNOWN))
@@ -161,7 +166,7 @@ def predict_residues(
 
 
 def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None) -> NDArray[np.uint8]:
-    """One-hot codes of the letters around residues, 0 beyond the ends: (residues, 15 * 26).
+    """Encodes the letters around residues one-hot, 0 beyond the ends: (residues, 15 * 26).
 
     Args:
         sequences: of A-Z.

@@ -39,7 +39,7 @@ TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs 
 def embed_distinct(
     model: AffinityModel, collator: SequenceCollator, name: str, sequences: Sequence[str], *, device: torch.device
 ) -> torch.Tensor:
-    """Pooled embeddings of input `name`: (n, width), float32, on the CPU; in float32 where half precision overflows.
+    """Pools embeddings of input `name`: (n, width), float32, on the CPU; in float32 where half precision overflows.
 
     Args:
         sequences: distinct; parts of a pair are joined by `|`.
@@ -70,7 +70,8 @@ def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
 
     Cost: one more copy of these encoders in memory, read from where they came from.
     """
-    specs, device = trainer.model.config.encoder_specs, torch.device(trainer.args.device)
+    specs = trainer.model.config.encoder_specs
+    device = torch.device(trainer.args.device)
     trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
     encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
     towers = [
@@ -129,8 +130,9 @@ class Baselines:
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, predictions: Any, **facts: Any) -> None:
-        """`facts`: what it was fitted on."""
-        self.predictions[name], self.facts[name] = predictions, facts
+        """Adds a baseline; `facts`: what it was fitted on."""
+        self.predictions[name] = predictions
+        self.facts[name] = facts
 
     def add_partners(self, name: str, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool) -> None:
         """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
@@ -160,8 +162,12 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     Embeddings of frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones
     encode 5,000 training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
     """
-    train, asked, seed = splits["train"], splits[name], trainer.args.seed
-    kind, labels, baselines = trainer.model.config.kind, known_labels(train), Baselines()
+    train = splits["train"]
+    asked = splits[name]
+    seed = trainer.args.seed
+    kind = trainer.model.config.kind
+    labels = known_labels(train)
+    baselines = Baselines()
     facts = {"num_rows": len(train), **kind.constant_facts(labels)}
     baselines.add(kind.constant_name, predict_constant(kind, labels, len(asked)), kind="constant", **facts)
     if group_column and "groups" in kind.baselines:
@@ -175,13 +181,13 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
 
 
 def known_labels(rows: Any) -> FloatArray:
-    """Labels of a map-style split, (n,) or (n, k) float64; NaN where one of several is not known."""
+    """Returns labels of a map-style split, (n,) or (n, k) float64; NaN where one of several is not known."""
     labels = label_array(rows)
     return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
 
 
 def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
-    """At most `num_rows` of a map-style split, drawn by `seed`, in their order; None: as many as a ridge sees."""
+    """Draws at most `num_rows` of a map-style split by `seed`, in their order; None: as many as a ridge sees."""
     chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
     return rows if len(chosen) == len(rows) else rows.select(chosen)
 
@@ -192,7 +198,7 @@ def columns_of(collator: SequenceCollator) -> list[str]:
 
 
 def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = None) -> np.ndarray:
-    """The embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
+    """Returns the embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
 
     Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
 
@@ -200,7 +206,8 @@ def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = 
 
     Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
     """
-    blocks, collator = [], trainer.data_collator
+    blocks = []
+    collator = trainer.data_collator
     for name in trainer.model.embedding_sizes:
         numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), name in collator.optional_inputs)
         sequences = [join_parts(parts) for parts in inputs]
@@ -240,10 +247,11 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
 
 
 def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Rows) -> None:
-    """Ridge on the embeddings of frozen encoders, and of those that trained as they were before."""
+    """Adds ridges on the embeddings of frozen encoders, and of those that trained as they were before."""
     model = trainer.model
     encode: Encode = trainer.encode_distinct
-    kind, name = model.config.kind, f"{model.config.kind.linear_name} on embeddings"
+    kind = model.config.kind
+    name = f"{model.config.kind.linear_name} on embeddings"
     if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)

@@ -41,7 +41,8 @@ def find_partner(sequences: Columns) -> Partner | None:
     for i in varying[:-1]:
         num = len(set(_keys(sequences, [*columns, i])))
         if num <= MAX_PARTNERS and len(sequences[0]) >= MIN_PARTNER_ROWS * num:
-            columns, num_partners = sorted([*columns, i]), num
+            columns = sorted([*columns, i])
+            num_partners = num
     return Partner(columns, sorted({*varying} - {*columns}), num_partners) if columns else None
 
 

@@ -29,7 +29,9 @@ def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str, group_co
 
     Cost: at most 50,000 residues are fitted: a minute on one core.
     """
-    kind, collator, seed = trainer.model.config.kind, trainer.data_collator, trainer.args.seed
+    kind = trainer.model.config.kind
+    collator = trainer.data_collator
+    seed = trainer.args.seed
     ((model_input, columns),) = collator.columns.items()
     fitted = sample_rows(splits["train"], seed), splits["validation"]
     known = [_read(rows, columns, collator.longest) for rows in fitted]
@@ -51,13 +53,13 @@ def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str, group_co
 
 
 def _read(rows: Any, columns: list[str], longest: int | None) -> tuple[list[str], list[np.ndarray]]:
-    """Sequences and their labels, as the encoder takes them; NaN or -100 is not known."""
+    """Reads sequences and their labels, as the encoder takes them; NaN or -100 is not known."""
     sequences = [sequence[:longest] for (sequence,) in read_columns(rows, columns)]
     return sequences, [np.array(row[:longest], np.float64) for row in rows["label"][:]]
 
 
 def _draw_proteins(sequences: list[str], labels: list[np.ndarray], seed: int) -> tuple[list[str], list[np.ndarray]]:
-    """So many proteins as hold at most 50,000 residues: of all, the encoder would run for too long."""
+    """Draws proteins with at most 50,000 residues in all, to bound the time of the encoder."""
     share = min(1.0, MAX_RESIDUES / sum(map(len, sequences)))
     chosen = draw_rows(len(sequences), seed, max(1, int(share * len(sequences))))
     return [sequences[i] for i in chosen], [labels[i] for i in chosen]

@@ -83,7 +83,7 @@ class Described(Protocol):
 def describe_run(
     run: Described, held_out: Mapping[str, Any], written_by: str, speedups: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The facts of a run, for the manifest of its checkpoints and for `compare_runs`.
+    """Describes a run: the facts for the manifest of its checkpoints and for `compare_runs`.
 
     Call it at the same point of every run: after the plan was applied, before training begins.
 
@@ -98,7 +98,9 @@ def describe_run(
 
     Cost: that of `fingerprint`, some seconds per GB of a table.
     """
-    args, best, compute = run.args, run.args.metric_for_best_model, run.compute_metrics
+    args = run.args
+    best = run.args.metric_for_best_model
+    compute = run.compute_metrics
     if best and isinstance(compute, RowMetrics):
         best = compute.spell_out(best)  # with the threshold or the groups that decide its value
     facts = {
@@ -156,12 +158,12 @@ def _describe_model(model: nn.Module) -> dict[str, Any]:
 
 
 def _class_of(model: nn.Module) -> str:
-    """Before FSDP2 put a class of its own in front."""
+    """Names the class of a module, before FSDP2 put a class of its own in front."""
     return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
 
 
 def _shape(config: Any) -> Any:
-    """A configuration without what says nothing about the model's mathematics, and without what is left open."""
+    """Returns a configuration without what does not matter for the mathematics, or is left open."""
     if isinstance(config, dict):
         kept = {str(key): _shape(value) for key, value in config.items() if key not in _NO_SHAPE}
         return {key: value for key, value in kept.items() if value is not None}
@@ -169,13 +171,13 @@ def _shape(config: Any) -> Any:
 
 
 def _identity(spec: Any) -> str:
-    """An encoder's weights, wherever they lie: their hash, else what they are called."""
+    """Returns an encoder's weights, wherever they lie: their hash, else what they are called."""
     fingerprint = str(spec.fingerprint or "")
     return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{spec.revision}"
 
 
 def _describe_collator(collator: object) -> dict[str, Any]:
-    """Class and settings: plain public attributes, the columns, and what its tokenizers make of residues."""
+    """Describes class and settings: plain public attributes, the columns, and what its tokenizers make of residues."""
     facts: dict[str, Any] = {"class": getattr(collator, "__qualname__", type(collator).__qualname__)}
     for name, value in getattr(collator, "__dict__", {}).items():
         if not name.startswith("_") and (name == "columns" or isinstance(value, bool | int | float | str | None)):
@@ -263,7 +265,8 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
         yield from _compare_steps(old, new)
     if "data" in both:
         yield from _compare_rows("data", "data", old["data"], new["data"])
-    before, now = old.get("held_out", {}), new.get("held_out", {})
+    before = old.get("held_out", {})
+    now = new.get("held_out", {})
     for split in [split for split in before if split in now]:  # one that came or went contradicts no score of before
         group = "test_data" if split == "test" else "eval_data"
         place = group if split in ("test", "eval") else f"eval_data, set '{split.removeprefix('eval_')}'"
@@ -321,7 +324,10 @@ def _compare_values(name: str, one: Any, other: Any) -> Iterator[str]:
 
 
 def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
-    """Batch size, accumulation and processes may differ as long as every optimizer step takes the same rows."""
+    """Yields differences unless every optimizer step takes the same rows.
+
+    Batch size, accumulation and processes may differ.
+    """
     kind, size = _step_size(old)
     if (kind, size) == _step_size(new):
         return
@@ -334,7 +340,7 @@ def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[D
 
 
 def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
-    """Equal sizes mean that the optimizer steps of two runs take the same rows in the same order."""
+    """Describes the rows of a step: where it is equal, two runs take the same rows in the same order."""
     arguments = facts["arguments"]
     num_batches = arguments["gradient_accumulation_steps"] * facts["world_size"]
     if "token_budget" in facts["speedups"]:  # planned in steps of so many batches, whatever the batch size says
@@ -343,7 +349,7 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _leaves(value: object, place: str) -> Iterator[tuple[str, Any]]:
-    """(dotted place, value) of everything in nested mappings and in lists of mappings."""
+    """Yields (dotted place, value) of everything in nested mappings and in lists of mappings."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
             yield from _leaves(part, f"{place}.{key}")

@@ -70,7 +70,7 @@ def check_model(folder: str | os.PathLike[str]) -> None:
 
 
 def open_model(cls: Any, folder: str | os.PathLike[str]) -> Any:
-    """The model of class `cls` in a folder, from safetensors alone: verified by its manifest, with finite weights.
+    """Opens the model of class `cls` in a folder, from safetensors, verified by its manifest, with finite weights.
 
     Args:
         folder: its files are those that were saved, where it has a manifest.
@@ -138,7 +138,7 @@ def _floating(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
+    """Finds the folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
 
     Raises:
         ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.

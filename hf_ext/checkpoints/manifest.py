@@ -83,7 +83,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], name: str = MANIFEST, may_link: bool = False) -> Manifest:
-        """The manifest of `folder`.
+        """Reads the manifest of `folder`.
 
         Raises:
             CheckpointError: it is missing, unreadable, or not byte for byte what was written.
@@ -107,12 +107,12 @@ class Manifest:
 
 
 def is_plain(name: str) -> bool:
-    """Whether `name` is a relative path, with `/`, that stays inside its folder."""
+    """Returns whether `name` is a relative path, with `/`, that stays inside its folder."""
     return not {"", ".", ".."} & set(name.split("/")) and not {"\\", "\0"} & set(name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a regular file: never from a link, nor from a pipe, which could make the reader wait for ever.
+    """Reads a JSON object from a regular file: never from a link, nor from a pipe, which could block for ever.
 
     Raises:
         CheckpointError: it is not there, no file, no JSON, nested too deeply, or no object.
@@ -130,16 +130,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bool = False) -> list[str]:
-    """What in `folder` is not as the manifest says, one line per file: "NAME: expected ..., found ...".
+    """Checks the files in `folder` against the manifest; one line per fault: "NAME: expected ..., found ...".
 
     Files that the manifest does not name are not looked at. Cost: reads every file of the right size, see `hash_file`.
     """
     problems = []
     for name, record in sorted(manifest.files.items()):
-        path, expected, found = Path(folder, name), f"{record.size} bytes", ""
+        path = Path(folder, name)
+        expected = f"{record.size} bytes"
+        found = ""
         links = [part for part in (path, *path.parents) if part.is_symlink() and part.is_relative_to(folder)]
         if links and not may_link:
-            expected, found = "a file", f"a symlink to {os.readlink(links[0])}"
+            expected = "a file"
+            found = f"a symlink to {os.readlink(links[0])}"
         elif not path.is_file():
             found = "something else" if path.exists() else "nothing"
         elif (size := path.stat().st_size) != record.size:
@@ -181,12 +184,12 @@ class Stored:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a real folder rather than a link to one."""
+    """Returns whether `path` is a real folder rather than a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether hf_ext wrote this checkpoint, damaged or not: by its manifest, or by files that only hf_ext writes."""
+    """Returns whether hf_ext wrote this checkpoint, damaged or not: by its manifest, or by files of its own."""
     return os.path.lexists(folder / MANIFEST) or any((folder / name).exists() for name in _OUR_FILES)
 
 
@@ -203,7 +206,7 @@ def check_unlisted(stored: Stored) -> None:
 
 
 def read_stored(folder: Path, step: int) -> Stored | None:
-    """The checkpoint of `step` in a real folder with a sound manifest, else None. Files are not verified."""
+    """Reads the checkpoint of `step` in a real folder with a sound manifest, else None. Files are not verified."""
     if not is_folder(folder):
         return None
     try:
@@ -214,7 +217,7 @@ def read_stored(folder: Path, step: int) -> Stored | None:
 
 
 def verify(folder: Path, step: int | None = None) -> tuple[Stored | None, list[str]]:
-    """The checkpoint in `folder` if every byte is as its manifest says, and what is wrong otherwise, one line each.
+    """Verifies the checkpoint in `folder`: returns it, or None, and what is wrong, line by line.
 
     Args:
         step: which step it should be; None takes the manifest's.

@@ -61,15 +61,15 @@ class MirroredStore(CheckpointStore):
         self.target.adopt(run_id)
 
     def locate(self, step: int | None) -> Path | None:
-        """Where checkpoint `step` stands, locally or at the target."""
+        """Returns where checkpoint `step` stands, locally or at the target."""
         return super().locate(step) or self.target.locate(step)
 
     def has(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is in either folder."""
+        """Returns whether a checkpoint is in either folder."""
         return super().has(checkpoint) or self.target.has(checkpoint)
 
     def find_newest(self) -> Stored | None:
-        """The newest checkpoint that verifies, over both folders; of two copies of one step the local one.
+        """Finds the newest checkpoint that verifies, over both folders; of two copies of one step the local one.
 
         The target's files are not read where it has no higher step than the local folder.
 
@@ -154,7 +154,8 @@ class MirroredStore(CheckpointStore):
         logger.info("%s is copied to %s.", stored.path, self.target.folder)
 
     def _drop_old(self, best_step: int | None) -> None:
-        here, there = {best_step, *(stored.step for stored in self.checkpoints())}, self.target.checkpoints()
+        here = {best_step, *(stored.step for stored in self.checkpoints())}
+        there = self.target.checkpoints()
         for stored in there[:-1]:  # the newest goes only once a newer one stands
             if stored.step not in here:
                 self.target.delete(stored.step)
@@ -171,7 +172,8 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def _check_places(local: Path, target: Path) -> None:
-    here, there = local.resolve(), target.resolve()
+    here = local.resolve()
+    there = target.resolve()
     if here == there or here in there.parents or there in here.parents:
         raise CheckpointError(
             f"{target}: expected a folder outside of {local}, where training saves. Choose another one."

@@ -131,7 +131,7 @@ def steps_for_room(
 
 
 def needed_bytes(sizes: Sizes, policy: Policy, other_bytes: int) -> int:
-    """The smallest budget in bytes with which nothing that was asked for is ever given up to make room.
+    """Returns the smallest budget in bytes with which nothing that was asked for is ever given up to make room.
 
     Backups and plain checkpoints use what room is left. Checkpoints pinned by an upload or a copy come on top.
 
@@ -147,7 +147,8 @@ def check_budget(sizes: Sizes, policy: Policy, other_bytes: int) -> None:
     Raises:
         ArgumentError: with each part in GB, their sum, and the smallest budget that works.
     """
-    needs, budget = _list_needs(sizes, policy, other_bytes), policy.budget_bytes
+    needs = _list_needs(sizes, policy, other_bytes)
+    budget = policy.budget_bytes
     total = sum(num_bytes for _, num_bytes in needs)
     if budget is None or total <= budget:
         return
@@ -163,7 +164,7 @@ def check_budget(sizes: Sizes, policy: Policy, other_bytes: int) -> None:
 
 
 def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[str, int]]:
-    """What is on disk at the worst moment, as (what it is, bytes)."""
+    """Lists what is on disk at the worst moment, as (what it is, bytes)."""
     needs = [
         ("all other files of the run", other_bytes),
         ("checkpoint being written", sizes.full_bytes),
@@ -177,7 +178,7 @@ def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[st
 
 
 def read_policy(args: KeepingArguments) -> Policy:
-    """What the arguments ask to keep."""
+    """Reads what the arguments ask to keep."""
     gb = args.save_total_size_gb
     return Policy(
         limit=args.save_total_limit,
@@ -187,7 +188,7 @@ def read_policy(args: KeepingArguments) -> Policy:
 
 
 def bound_sizes(model: nn.Module, args: TrainingArguments, small_bytes: int, is_muon: bool) -> Sizes:
-    """Upper bounds of what a checkpoint of one process takes; of a model on the meta device, too.
+    """Returns upper bounds of what a checkpoint of one process takes; of a model on the meta device, too.
 
     Args:
         small_bytes: what it holds beside weights and optimizer.

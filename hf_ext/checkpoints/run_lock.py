@@ -50,7 +50,7 @@ def run_folder(args: Any) -> Iterator[None]:
 
 @contextmanager
 def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
-    """Inside, no other process's run can have `output_dir`, nor its folder in `local_checkpoint_dir`.
+    """Keeps other processes' runs out of `output_dir` and of its folder in `local_checkpoint_dir`.
 
     A disk that refuses costs the lock and a warning, no more: saves have rules of their own for that.
 
@@ -115,7 +115,10 @@ def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def find_other_run(folder: str | os.PathLike[str]) -> str | None:
-    """What a refusal says of another process's run that holds `folder`; None without one. What a dead one left goes."""
+    """Describes another process's run that has `folder`, for a refusal; None without one.
+
+    Removes what a dead one left.
+    """
     lease = _lease(folder)
     if lease.owner is None or lease.is_lock_held_by_us:
         return None
@@ -132,7 +135,7 @@ def find_other_run(folder: str | os.PathLike[str]) -> str | None:
 
 
 def _lease(folder: str | os.PathLike[str]) -> SoftFileLease:
-    """The one lease of this process for the folder."""
+    """Returns the one lease of this process for the folder."""
     return SoftFileLease(
         Path(os.path.realpath(folder), LOCK),
         lease_duration=LEASE_S,
@@ -147,7 +150,7 @@ def _say_lost(lost: LeaseCompromise) -> None:
 
 
 def _is_of_this_machine(lease: SoftFileLease) -> bool:
-    """Whether the owner could be asked, and runs: what a dead process of this machine left is taken over before."""
+    """Returns whether the owner is a process of this machine, which runs: what a dead one left is taken over before."""
     return lease.owner is not None and lease.owner.hostname.partition("?")[0] == socket.gethostname()
 
 
@@ -198,6 +201,6 @@ def make_folder(path: str | os.PathLike[str], option: str = "--output_dir") -> N
 
 
 def local_folder(local_checkpoint_dir: str, output_dir: str) -> Path:
-    """Where the checkpoints of `output_dir` are kept locally: a folder of its own, so that runs can share the disk."""
+    """Returns where checkpoints of `output_dir` are kept locally: a folder of its own, so that runs share the disk."""
     place = Path(output_dir).absolute()
     return Path(local_checkpoint_dir).expanduser() / f"{place.name}-{hashlib.sha256(bytes(place)).hexdigest()[:8]}"

@@ -73,28 +73,31 @@ class CheckpointStore:
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def path(self, step: int) -> Path:
-        """Where checkpoint `step` is, once it is committed."""
+        """Returns where checkpoint `step` is, once it is committed."""
         return self.folder / f"checkpoint-{step}"
 
     def staging_path(self, step: int) -> Path:
-        """Where checkpoint `step` is being written between `stage` and `commit`; for processes other than the main."""
+        """Returns where checkpoint `step` is being written between `stage` and `commit`.
+
+        For processes other than the main.
+        """
         return self.folder / STAGING / f"checkpoint-{step}"
 
     def locate(self, step: int | None) -> Path | None:
-        """Where checkpoint `step` stands; None where it stands nowhere."""
+        """Returns where checkpoint `step` stands; None where it stands nowhere."""
         return self.path(step) if step is not None and self.path(step).is_dir() else None
 
     def has(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is in a folder of this run."""
+        """Returns whether a checkpoint is in a folder of this run."""
         return checkpoint.resolve().parent == self.folder.resolve()
 
     def checkpoints(self) -> list[Stored]:
-        """This run's checkpoints by step, ascending. Files are not verified. Cost: reads the manifests."""
+        """Lists this run's checkpoints by step, ascending. Files are not verified. Cost: reads the manifests."""
         found = (read_stored(path, step) for step, path in self._numbered(CHECKPOINT_NAME))
         return [stored for stored in found if stored and stored.run_id == self.run_id]
 
     def find_newest(self) -> Stored | None:
-        """The checkpoint of the highest step, of any run, whose manifest and every file verify; None without one.
+        """Finds the checkpoint of the highest step, of any run, whose manifest and every file verify; None without one.
 
         Newer ones of hf_ext that do not verify are set aside, with a warning each. Folders that hf_ext did not
         write are left alone, with one warning. Cost: reads the files of one checkpoint, more where that is damaged.
@@ -122,7 +125,7 @@ class CheckpointStore:
         return None
 
     def open(self, path: str | os.PathLike[str]) -> Stored | None:
-        """A checkpoint named by the user; None for one of stock Trainer, which nothing can verify.
+        """Opens a checkpoint named by the user; None for one of stock Trainer, which nothing can verify.
 
         Raises:
             CheckpointError: no such folder, or it does not verify; names every problem.
@@ -147,7 +150,9 @@ class CheckpointStore:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def stage(self, step: int) -> Path:
-        """An empty folder to write checkpoint `step` into: files and folders, no links. Then `commit` or `abandon` it.
+        """Makes an empty folder to write checkpoint `step` into: files and folders, no links.
+
+        Then `commit` or `abandon` it.
 
         Raises:
             FolderError: another process's run holds the folder.
@@ -213,17 +218,18 @@ class CheckpointStore:
         with self._lock:
             stored = self._find(step)
             if stored is not None:
-                known, names = stored.manifest.files, sorted(_list_files(stored.path, skips_links=True))
+                known = stored.manifest.files
+                names = sorted(_list_files(stored.path, skips_links=True))
                 files = {name: _seal(stored.path / name) for name in names if name in known or name not in _RESERVED}
                 dataclasses.replace(stored.manifest, files=files).write(stored.path)
 
     # --- copies, of which a store on one disk has none ----------------------------------------------------------------
 
     def begin_copies(self, best_step: int | None) -> None:
-        """After a save; see `MirroredStore`."""
+        """Begins copies after a save; see `MirroredStore`."""
 
     def finish_copies(self, best_step: int | None) -> str | None:
-        """At the end of a run: what is not copied, and why, as a sentence, or None; see `MirroredStore`."""
+        """Finishes copies at the end of a run; returns what is not copied, and why, or None; see `MirroredStore`."""
         return None
 
     # --- moving out of the way --------------------------------------------------------------------------------------
@@ -259,7 +265,7 @@ class CheckpointStore:
 
     @contextmanager
     def pinned(self, step: int) -> Iterator[None]:
-        """While a checkpoint is uploaded or copied: `delete` of it is refused."""
+        """Pins a checkpoint while it is uploaded or copied: `delete` of it is refused."""
         with self._lock:
             self._pins[step] += 1
         try:
@@ -269,7 +275,7 @@ class CheckpointStore:
                 self._pins[step] -= 1
 
     def is_pinned(self, step: int) -> bool:
-        """Whether checkpoint `step` is being uploaded or copied."""
+        """Returns whether checkpoint `step` is being uploaded or copied."""
         return self._pins[step] > 0
 
     def delete(self, step: int) -> bool:
@@ -342,7 +348,7 @@ class CheckpointStore:
             (self.folder / STAGING).rmdir()
 
     def _numbered(self, pattern: re.Pattern[str], folder: Path | None = None) -> list[tuple[int, Path]]:
-        """What in a folder, the store's own for None, has a name of this form, as (step, path), by step."""
+        """Lists what in a folder, the store's own for None, has a name of this form, as (step, path), by step."""
         folder = folder or self.folder
         try:
             names = os.listdir(folder)
@@ -379,7 +385,7 @@ def _clear(path: Path) -> None:
 
 
 def _list_files(folder: Path, skips_links: bool = False) -> list[str]:
-    """Files below `folder` by relative name, but for the manifest.
+    """Lists files below `folder` by relative name, but for the manifest.
 
     Raises:
         CheckpointError: there are links or devices, unless `skips_links`.

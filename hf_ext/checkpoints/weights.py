@@ -35,8 +35,10 @@ from ..models.configuration import AffinityConfig
 from ..models.lora import unwrap_peft
 from .manifest import read_json
 
-TRAINABLE, FROZEN = "trainable.safetensors", "frozen.json"
-MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+TRAINABLE = "trainable.safetensors"
+FROZEN = "frozen.json"
+MODEL = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
 SLACK_BYTES = 64 * 1024  # configurations, a model card, generation settings, an index
 HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
@@ -50,7 +52,7 @@ _ROUNDED = (torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 
 
 def stores_part(model: nn.Module) -> bool:
-    """Whether only what trains is stored: there is a base to take the rest from, and the rest is most of the model."""
+    """Returns whether only what trains is stored: the rest has a base to come from, and is most of the model."""
     if not isinstance(model, PreTrainedModel) or (isinstance(model, AffinityModel) and not model.config.save_full):
         return False
     if not read_base(model)["name_or_path"] and not isinstance(model, AffinityModel):
@@ -61,21 +63,24 @@ def stores_part(model: nn.Module) -> bool:
 
 
 def read_base(model: nn.Module) -> dict[str, Any]:
-    """Where frozen weights came from: Hub id or folder ("" for a model made from its configuration) and commit."""
+    """Returns where frozen weights came from: Hub id or folder ("" if made from a configuration) and commit."""
     base = unwrap_peft(model)
     revision = getattr(getattr(base, "config", None), "_commit_hash", None)
     return {"name_or_path": str(getattr(base, "name_or_path", "") or ""), "revision": revision}
 
 
 def frozen_entries(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Entries of the state dict that never train, by name; layers in 8 or 4 bits by what they were made from."""
+    """Returns entries of the state dict that never train, by name.
+
+    Layers in 8 or 4 bits by what they were made from.
+    """
     state = model.state_dict(keep_vars=True)
     never_train = {name: p for name, p in state.items() if isinstance(p, nn.Parameter) and not p.requires_grad}
     return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
 
 
 def stored_entries(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The others: what `trainable.safetensors` holds."""
+    """Returns the others: what `trainable.safetensors` holds."""
     frozen = frozen_entries(model)
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in frozen}
 
@@ -103,7 +108,7 @@ def save_weights(
 def save_checkpoint_weights(
     model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """The same for a checkpoint: without what is frozen, of which it holds the hash; see this module's table.
+    """Saves the same for a checkpoint: without what is frozen, of which it holds the hash; see this module's table.
 
     Cost: what is stored is written once; the first time also hashes what a checkpoint leaves out, 1 s per GB and core.
     """
@@ -124,7 +129,7 @@ def save_checkpoint_weights(
 
 
 def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
-    """Weights that the user let train beside the adapters: PEFT leaves them out of its files, and reads them there.
+    """Adds weights that the user let train beside the adapters: PEFT leaves them out of its files.
 
     Under their own names, as PEFT itself adds embeddings.
     """
@@ -138,12 +143,12 @@ def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Te
 
 
 def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """As safetensors, which takes no storage twice; of names for the same tensor, the first."""
+    """Writes safetensors, which takes no storage twice; of names for the same tensor, the first."""
     save_file({n: t.detach().clone().contiguous() for n, t in _once(tensors).items()}, path, metadata={"format": "pt"})
 
 
 def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`tensors`, of a state dict with `keep_vars`, without further names for one that is there (tied weights)."""
+    """Returns `tensors`, of a state dict with `keep_vars`, without further names for tied weights."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
         first.setdefault(id(tensor), name)
@@ -162,7 +167,7 @@ def keep_source_digests(model: Any) -> None:
 
 
 def _digest_frozen(model: Any) -> dict[str, str]:
-    """sha256 of each frozen tensor. Kept on the model until one changes.
+    """Hashes each frozen tensor by sha256; keeps the hashes on the model until one changes.
 
     Cost: reads every byte once, about 1 s per GB and core; a change through `.data` is not noticed.
     """
@@ -188,7 +193,8 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def _check_frozen(model: nn.Module, folder: Path) -> None:
     """Refuses frozen weights that are not those that the checkpoint was trained on."""
-    saved, now = read_json(folder / FROZEN), _digest_frozen(model)
+    saved = read_json(folder / FROZEN)
+    now = _digest_frozen(model)
     before = saved["tensors"]  # which the manifest vouches for
     others = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     if not others:
@@ -251,7 +257,8 @@ def _load(model: nn.Module, folder: Path) -> bool:
 
 def _check_loaded(model: nn.Module, folder: Path, outcome: object, required: Collection[str]) -> None:
     """Refuses what `load_state_dict` took in part: `required` are names that must have been there."""
-    missing, unexpected = getattr(outcome, "missing_keys", ()), getattr(outcome, "unexpected_keys", ())
+    missing = getattr(outcome, "missing_keys", ())
+    unexpected = getattr(outcome, "unexpected_keys", ())
     state = model.state_dict(keep_vars=True)
     loaded = {id(tensor) for name, tensor in state.items() if name not in missing}
     ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
@@ -274,14 +281,14 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _modern(name: str) -> str:
-    """What an entry of ESM in its original format is called here."""
+    """Returns what an entry of ESM in its original format is called here."""
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return re.sub(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.", "rotary_embeddings.", name)
 
 
 def name_some(names: list[str]) -> str:
-    """The first names, and how many there are."""
+    """Names the first, and says how many there are."""
     return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"
 
 
@@ -289,7 +296,7 @@ def name_some(names: list[str]) -> str:
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Upper bound of the bytes of weights in a checkpoint. Cost: none; nothing is hashed."""
+    """Bounds the bytes of weights in a checkpoint from above. Cost: none; nothing is hashed."""
     is_part = isinstance(model, PeftModel) or stores_part(model)
     left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()  # weights that are stored by reference
     whole = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in left_out}
@@ -300,7 +307,7 @@ def weights_bytes(model: nn.Module) -> int:
 
 
 def export_bytes(model: nn.Module) -> int:
-    """Upper bound of the bytes of what `Trainer.save_model` writes: frozen weights too, but for adapters."""
+    """Bounds the bytes of what `Trainer.save_model` writes from above: frozen weights too, but for adapters."""
     if isinstance(model, PeftModel) or not stores_part(model):
         return weights_bytes(model)
     return weights_bytes(model) + sum(tensor.nbytes for tensor in _once(frozen_entries(model)).values())

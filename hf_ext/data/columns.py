@@ -143,8 +143,10 @@ def check_columns(names: Sequence[str], wanted: Collection[str], path: str, hint
 
 
 def label_array(rows: Any) -> FloatArray:
-    """Labels of a map-style split as a batch of all rows has them, float64: (n,), (n, k) or (n, longest); what is not
-    known is `UNKNOWN`."""
+    """Returns labels of a map-style split as a batch of all rows has them, float64: (n,), (n, k) or (n, longest).
+
+    What is not known is `UNKNOWN`.
+    """
     labels = rows["label"][:]
     if not labels or not isinstance(labels[0], list):
         return np.asarray(labels, np.float64)
@@ -155,7 +157,10 @@ def label_array(rows: Any) -> FloatArray:
 
 
 def read_bounds(rows: Any) -> NDArray[np.int64] | None:
-    """Of each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,); None without bounds."""
+    """Reads for each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,).
+
+    None without bounds.
+    """
     if not hasattr(rows, "__len__") or "bound" not in column_names(rows):
         return None
     return np.asarray(rows["bound"][:], np.int64)

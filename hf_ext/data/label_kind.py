@@ -22,7 +22,7 @@ from .reading import SOURCE_ROW, Part
 def find_kind(
     args: DataArguments, parts: Sequence[Part], report: dict[str, Any], given: LabelKind | None = None
 ) -> LabelKind:
-    """What the label columns hold, over all parts of a source.
+    """Finds what the label columns hold, over all parts of a source.
 
     Args:
         report: gets `labels`: the kind's state, and `read_as` (a sentence) where `--task auto` decided; and `notes`.
@@ -32,7 +32,8 @@ def find_kind(
         ArgumentError: a task that does not fit the columns that are named.
         DataError: no such column, classes that are names of rows, residues of which labels are the sequences.
     """
-    columns, read_as = tuple(args.label_column), {}
+    columns = tuple(args.label_column)
+    read_as = {}
     if given:
         if len(columns) != len(given.columns):
             raise ArgumentError(
@@ -65,8 +66,9 @@ def find_kind(
 
 
 def _read(args: DataArguments, parts: Sequence[Part]) -> dict[str, pa.ChunkedArray]:
-    """Label columns, the first sequence column and the rows' numbers, over all parts; text where types differ."""
-    names, tables = [*args.label_column, args.sequence_columns[0]], []
+    """Reads label columns, the first sequence column and the rows' numbers, over all parts; text where types differ."""
+    names = [*args.label_column, args.sequence_columns[0]]
+    tables = []
     for part in parts:
         check_columns(part.data.column_names, names, part.path)
         tables.append(read_table(part.data, [*names, SOURCE_ROW]))

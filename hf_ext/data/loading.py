@@ -167,7 +167,7 @@ def load_sequences(
 def _open(
     schema: RowSchema, table: Dataset | None, rejected: Path | None, reads_all: bool = False
 ) -> tuple[list[Part], dict[str, Any]]:
-    """The tables to read, and a report to begin with."""
+    """Opens the tables to read, and begins a report."""
     args = schema.args
     report: dict[str, Any] = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
     if args.bad_rows == "drop" and rejected is None:
@@ -189,8 +189,8 @@ def _open(
 
 
 def _describe_unread(schema: RowSchema) -> list[str]:
-    """Of a local file whose split nobody chose, what to do with a column `validation`, as FLIP and biotrainer have it
-    beside `set`: a sentence, or none."""
+    """Says what to do with a column `validation` of a local file without a chosen split, as FLIP and biotrainer have
+    it beside `set`: a sentence, or none."""
     args = schema.args
     first = [] if args.split else local_files(args.dataset_name)[:1]
     columns = [name for path in first for name in peek_columns(str(path)).get(path, ())]
@@ -204,7 +204,7 @@ def _describe_unread(schema: RowSchema) -> list[str]:
 
 
 def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]) -> list[pa.Table]:
-    """The accepted rows of each part; the others of all are refused or dropped at once. Fills `report`."""
+    """Cleans each part; the other rows of all are refused or dropped at once. Fills `report`."""
     cleaned = [schema.clean(part.data, part.path) for part in parts]
     located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]
     refuse(located, schema.args.bad_rows)
@@ -230,7 +230,7 @@ def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, repo
 
 
 def _join_bounds(tables: Sequence[pa.Table]) -> pa.Table:
-    """One table, without `bound` where no label is one."""
+    """Joins tables, without `bound` where no label is one."""
     table = pa.concat_tables(tables)
     if "bound" in table.column_names and not any(chunk.to_numpy().any() for chunk in table["bound"].chunks):
         table = table.drop_columns(["bound"])
@@ -238,7 +238,7 @@ def _join_bounds(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
-    """All columns of these rows of a part, as text; numbers as Python writes them."""
+    """Takes all columns of these rows of a part, as text; numbers as Python writes them."""
     table = read_table(data, data.column_names)
     table = table.filter(pc.is_in(table[SOURCE_ROW], source_rows.combine_chunks()))
     return pa.table({name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW})

@@ -78,8 +78,12 @@ class Times:
 
 
 def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
-    """From the arguments as the plan will leave them; None where the length of the run is not known."""
-    args, num_rows = stage.args, stage.num_rows.get("train", 0)
+    """Makes a schedule from the arguments as the plan will leave them.
+
+    None where the length of the run is not known.
+    """
+    args = stage.args
+    num_rows = stage.num_rows.get("train", 0)
     costs = plan.count_costs(args)
     accumulation = costs.passes
     rows: float = costs.rows * args.world_size
@@ -94,7 +98,8 @@ def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     else:
         return None
     evaluations = _occasions(args.eval_strategy, args.eval_steps, updates, epochs) / (args.eval_every_epochs or 1)
-    wanted, validation = args.eval_subset, stage.num_rows.get("validation", 0)
+    wanted = args.eval_subset
+    validation = stage.num_rows.get("validation", 0)
     share = 1.0 if not wanted or not validation else min(1.0, wanted if wanted <= 1 else wanted / validation)
     saves = math.ceil(_occasions(args.save_strategy, args.save_steps, updates, epochs))
     return Schedule(rows, updates * accumulation, updates, epochs, evaluations, share, saves)
@@ -117,7 +122,7 @@ def estimate_times(
     measure_seconds: float,
     read_seconds: float | None,
 ) -> Times:
-    """Seconds of a stage: encoding once, training with its evaluations, and reading and scoring rows.
+    """Estimates seconds of a stage: encoding once, training with its evaluations, and reading and scoring rows.
 
     Args:
         measure_seconds: how long to time parts on this machine; 0 takes published peaks.
@@ -153,7 +158,7 @@ def part_dtype(costs: Costs, part: Part) -> str:
 
 
 def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:
-    """From the hardware table, or None where it has no peak for this precision."""
+    """Reads the published rate from the hardware table; None where it has no peak for this precision."""
     peak = hardware.peak_tflops.get(dtype)
     if peak is None:
         return None
@@ -167,7 +172,7 @@ def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:
 def measure_rate(
     part: Part, hardware: Hardware, dtype: str, seconds: float, change: Callable[[nn.Module], None]
 ) -> Rate:
-    """FLOP/s of a part's steps on this machine, of 1, 2, 4, ... inputs as far as the time allows.
+    """Measures FLOP/s of a part's steps on this machine, of 1, 2, 4, ... inputs as far as the time allows.
 
     Args:
         change: what the plan does to a model.
@@ -177,14 +182,16 @@ def measure_rate(
     device = "cuda" if hardware.kind in ("cuda", "rocm") else hardware.kind
     half = torch.autocast(device, dtype=DTYPES[dtype]) if dtype in DTYPES else nullcontext()
     with torch.random.fork_rng(devices=[]), half:
-        num, step = 1, part.make_step(device, 1)
+        num = 1
+        step = part.make_step(device, 1)
         assert step is not None  # there is a smallest
         while True:
             change(step.model)
             elapsed = time_passes(step, device)
             if 4 * elapsed >= seconds or (larger := part.make_step(device, 2 * num)) is None:
                 break
-            num, step = 2 * num, larger
+            num = 2 * num
+            step = larger
     speed = num * step.share * part.flops * (3 if step.trains else 1) / elapsed
     low, high = MEASURED_SHARES.get(hardware.kind, ASSUMED_SHARES)
     basis = f"{low:.0%} to {high:.0%} of {speed / 1e9:,.0f} GFLOP/s in {dtype} (the share is assumed)"
@@ -192,7 +199,7 @@ def measure_rate(
 
 
 def time_passes(step: Step, device: str) -> float:
-    """Seconds of a step, the faster of two: the first warms up."""
+    """Measures seconds of a step, the faster of two: the first warms up."""
     elapsed = []
     for _ in range(2):
         start = time.perf_counter()
@@ -207,7 +214,7 @@ def time_passes(step: Step, device: str) -> float:
 
 
 def row_flops(part: Part, stage: Stage, schedule: Schedule) -> tuple[float, float]:
-    """Of all rows in training, and in evaluations, were its results not kept."""
+    """Counts FLOPs for training and evaluation if outputs were not cached."""
     rows = part.flops * part.inputs_per_row if part.is_read_while_training else 0.0
     trained = rows * PASSES[part.training] * stage.num_rows.get("train", 0) * schedule.epochs
     evaluations = schedule.evaluations * schedule.evaluated_share
@@ -215,11 +222,12 @@ def row_flops(part: Part, stage: Stage, schedule: Schedule) -> tuple[float, floa
 
 
 def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate]) -> list[tuple[str, Span]]:
-    """Seconds of encoding once and of training with evaluations; `rates` has one per part."""
+    """Sums seconds of encoding once and of training with evaluations; `rates` has one per part."""
     padding = plan.facts.get("data", {}).get("padding_share_random") or 0.0
     if not plan.count_costs(stage.args).pads:
         padding = 0.0
-    once, training = [0.0, 0.0], [0.0, 0.0]
+    once = [0.0, 0.0]
+    training = [0.0, 0.0]
     for part, rate in zip(stage.parts, rates):
         trained, evaluated = (flops / (1 - padding) for flops in row_flops(part, stage, schedule))
         flops, target = (
@@ -227,7 +235,8 @@ def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate])
         )
         target[0] += flops / rate.high
         target[1] += flops / rate.low
-    steps, step_seconds = schedule.steps, STEP_SECONDS.get(plan.hardware.kind, LAUNCH_SECONDS)
+    steps = schedule.steps
+    step_seconds = STEP_SECONDS.get(plan.hardware.kind, LAUNCH_SECONDS)
     head = 6.0 * stage.num_head_parameters * stage.num_rows["train"] * schedule.epochs
     training[0] += head / max(rate.high for rate in rates) + steps * step_seconds[0]
     training[1] += head / min(rate.low for rate in rates) + steps * step_seconds[1]
@@ -240,7 +249,7 @@ def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate])
 
 
 def predict_memory(stage: Stage, plan: Plan, rows: int, capacity: int | None) -> MemoryReport | str:
-    """What a step takes on one device; or why that is not known.
+    """Predicts what a step takes on one device; or says why that is not known.
 
     Args:
         rows: of one pass, of the longest.

@@ -16,12 +16,12 @@ from .store import EmbeddingStore
 
 
 def join_parts(parts: Sequence[str]) -> str:
-    """The parts of an encoder input as one cache entry: `HEAVY|LIGHT`."""
+    """Joins the parts of an encoder input to one cache entry: `HEAVY|LIGHT`."""
     return "|".join(parts)
 
 
 def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.ndarray, list[tuple[str, ...]]]:
-    """Distinct inputs in the order in which they first occur, and which of them each row has: (n,) int64.
+    """Finds distinct inputs in the order in which they first occur, and which of them each row has: (n,) int64.
 
     Where the input is optional, rows without any residue of it have -1.
     """
@@ -31,14 +31,14 @@ def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.nd
 
 
 def take_rows(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rows of `values`, (inputs, width), at `positions` (n,): (n, width); at -1 numbers that nobody may read."""
+    """Takes rows of `values`, (inputs, width), at `positions` (n,): (n, width); at -1 numbers that must not be read."""
     if not len(values):  # all rows lack the input
         return values.new_zeros(len(positions), values.shape[1])
     return values.index_select(0, positions.clamp(min=0))
 
 
 def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budget_bytes: int) -> torch.Tensor:
-    """The stored embeddings of distinct sequences, in order: (n, width), float32, in the host's memory.
+    """Makes a table of the stored embeddings of distinct sequences, in order: (n, width), float32, on the host.
 
     Above `budget_bytes` in a memory-mapped scratch file beside the store, which is unlinked at once, so that it
     vanishes with the process. Data workers that are spawned, not forked, get a copy.
@@ -70,7 +70,8 @@ class EmbeddedDataset(Dataset):
         live: Any = None,
         optional: Collection[str] = (),
     ):
-        self.tables, self.optional = tables, [name for name in positions if name in optional]
+        self.tables = tables
+        self.optional = [name for name in positions if name in optional]
         self.positions = {name: torch.from_numpy(array) for name, array in positions.items()}
         self.columns = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in columns.items()}
         self.live = live
@@ -114,7 +115,11 @@ class EmbeddedResidues(Dataset):
     def __init__(
         self, name: str, store: EmbeddingStore, sequences: Sequence[str], kind: LabelKind, labels: Sequence[Any] | None
     ):
-        self.name, self.store, self.sequences, self.kind, self.labels = name, store, sequences, kind, labels
+        self.name = name
+        self.store = store
+        self.sequences = sequences
+        self.kind = kind
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self.sequences)

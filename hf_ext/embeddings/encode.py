@@ -78,7 +78,8 @@ def fill_store(
     mine = shards[process_index::num_processes]
     num_residues = sum(len(sequence) for shard in mine for sequence in shard)
     report = EncodingReport(sum(map(len, mine)), num_residues, 0.0, tokens_per_batch)
-    start, is_quiet = time.perf_counter(), not (show_progress and mine and is_watched())
+    start = time.perf_counter()
+    is_quiet = not (show_progress and mine and is_watched())
     with tqdm(total=num_residues, unit="res", unit_scale=True, desc=description, disable=is_quiet) as progress:
         for shard in mine:
             store.add(shard, _encode_shard(encode, encode_exactly, shard, report, progress))
@@ -96,7 +97,7 @@ def fill_store(
 def _encode_shard(
     encode: AnyEncode, encode_exactly: AnyEncode | None, shard: Sequence[str], report: EncodingReport, progress: Any
 ) -> Any:
-    """Embeddings of a shard, sorted longest first, in runs of at most `report.tokens_per_batch` padded tokens.
+    """Encodes a shard, sorted longest first, in runs of at most `report.tokens_per_batch` padded tokens.
 
     That number is lowered where memory does not suffice, for good; what overflowed is added to the report.
     """

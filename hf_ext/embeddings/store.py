@@ -48,18 +48,24 @@ class Shard:
     """
 
     def __init__(self, path: Path, is_whole: bool = False):
-        self.path, self.is_whole, self.status = path, is_whole, path.stat()
+        self.path = path
+        self.is_whole = is_whole
+        self.status = path.stat()
         with safe_open(path, framework="pt") as file:
             self._tensors = {name: file.get_tensor(name) for name in ("keys", "starts", "values")}
             self._promised = (file.metadata() or {}).get("sha256")
         self.keys = self._tensors["keys"].numpy().view(f"S{KEY_BYTES}").ravel()
-        self.starts, self.values = self._tensors["starts"].numpy(), self._tensors["values"]
+        self.starts = self._tensors["starts"].numpy()
+        self.values = self._tensors["values"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Shard, (self.path, self.is_whole)  # data workers that are spawned map it themselves
 
     def verify(self) -> bool:
-        """Whether the content is what was written. Cost: the first time it is read and hashed, about 1 s per GB."""
+        """Checks whether the content is what was written.
+
+        Cost: the first time it is read and hashed, about 1 s per GB.
+        """
         self.is_whole = self.is_whole or _content_hash(self._tensors) == self._promised
         return self.is_whole
 
@@ -94,7 +100,8 @@ class EmbeddingStore:
     """
 
     def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], max_residues: int | None = None) -> None:
-        self.key, self.max_residues = key, max_residues
+        self.key = key
+        self.max_residues = max_residues
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
         try:
@@ -123,7 +130,8 @@ class EmbeddingStore:
             with suppress(FileNotFoundError):  # its writer has just finished
                 if time.time() - path.stat().st_mtime > LEFTOVER_S:
                     path.unlink()
-        known, self._shards = {shard.path: shard for shard in self._shards}, []
+        known = {shard.path: shard for shard in self._shards}
+        self._shards = []
         for path in sorted(self.folder.glob(SHARD_GLOB)):
             try:
                 self._shards.append(known.get(path) or Shard(path))
@@ -134,7 +142,7 @@ class EmbeddingStore:
                 path.unlink(missing_ok=True)
 
     def missing(self, sequences: Iterable[str]) -> list[str]:
-        """Those of `sequences` that are not stored, each once, longest first and then alphabetical."""
+        """Lists those of `sequences` that are not stored, each once, longest first and then alphabetical."""
         distinct = [*set(sequences)]
         absent = [distinct[i] for i in np.flatnonzero(~self._find(distinct)[0])]
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
@@ -163,7 +171,7 @@ class EmbeddingStore:
         self._write(self._keys(sequences), lengths, torch.cat([block.cpu() for block in blocks]))
 
     def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
-        """Pooled embeddings of stored sequences, in order: (n, width), float32, into `out` if given.
+        """Gathers pooled embeddings of stored sequences, in order: (n, width), float32, into `out` if given.
 
         Raises:
             KeyError: a sequence is not stored.
@@ -177,7 +185,7 @@ class EmbeddingStore:
         return out
 
     def gather_states(self, sequences: Sequence[str]) -> list[torch.Tensor]:
-        """States of all tokens of stored sequences, in order: (tokens, width) each, float32, which holds every value.
+        """Gathers states of all tokens of stored sequences, in order: (tokens, width) each, float32.
 
         Raises:
             KeyError: a sequence is not stored.
@@ -190,7 +198,7 @@ class EmbeddingStore:
         return found
 
     def merge(self) -> None:
-        """Where more than 16 shards are small, makes as few of them as fit `MAX_SHARD_BYTES`, whoever wrote them.
+        """Merges shards where more than 16 are small: as few as fit `MAX_SHARD_BYTES`, whoever wrote them.
 
         For one process, while others of its run neither read nor write; other runs keep what they have opened. Cost:
         reads and writes all small shards. A kill may leave both old and new ones, which takes space and no more.
@@ -214,8 +222,9 @@ class EmbeddingStore:
     # --- keys and files ---------------------------------------------------------------------------------------------
 
     def _keys(self, sequences: Sequence[str]) -> np.ndarray:
-        """What sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
-        longest, keys = self.max_residues, []
+        """Returns what sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
+        longest = self.max_residues
+        keys = []
         for sequence in sequences:
             digest = hashlib.blake2b(sequence.encode("ascii"), digest_size=KEY_BYTES)
             if longest is not None and len(sequence) - sequence.count("|") > longest:
@@ -224,13 +233,16 @@ class EmbeddingStore:
         return np.array(keys, f"S{KEY_BYTES}")
 
     def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, list[tuple[Shard, np.ndarray, np.ndarray]]]:
-        """Which sequences are stored, (n,) bool; and shards that have some, all whole: which, by position, and where.
+        """Finds which sequences are stored, (n,) bool.
+
+        And shards that have some, all whole: which, by position, and where.
 
         Cost: per shard a binary search, of keys in its own or the other way, whichever are fewer, which reads no more
         of its keys from disk.
         """
         distinct, inverse = np.unique(self._keys(sequences), return_inverse=True)
-        is_stored, places = np.zeros(len(inverse), bool), []
+        is_stored = np.zeros(len(inverse), bool)
+        places = []
         for shard in [*self._shards]:
             here, there = _common(distinct, shard.keys)
             if len(here) and self._is_whole(shard):
@@ -248,9 +260,13 @@ class EmbeddingStore:
         return places
 
     def _write(self, keys: np.ndarray, lengths: np.ndarray, values: torch.Tensor) -> None:
-        """A shard, sorted, each key once; `lengths` (n,): how many of the `values` each has, one after another."""
+        """Writes a shard, sorted, each key once.
+
+        `lengths` (n,): how many of the `values` each has, one after another.
+        """
         keys, order = np.unique(keys, return_index=True)
-        starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
+        starts = (np.cumsum(lengths) - lengths)[order]
+        lengths = lengths[order]
         ends = np.cumsum(lengths)
         rows = np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
         tensors = {
@@ -275,14 +291,14 @@ class EmbeddingStore:
 
 
 def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
-    """Which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
+    """Finds which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
     if isinstance(embeddings, torch.Tensor):
         return (~torch.isfinite(embeddings).all(1)).nonzero().flatten().tolist()
     return [i for i, states in enumerate(embeddings) if not torch.isfinite(states).all()]
 
 
 def name_sequences(sequences: Sequence[str]) -> str:
-    """The first few of them, shortened, with their lengths."""
+    """Names the first few of them, shortened, with their lengths."""
     shown = [f"{s if len(s) <= 40 else s[:40] + '...'} ({len(s)} residues)" for s in sequences[:SHOWN]]
     more = len(sequences) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
@@ -299,7 +315,7 @@ def refuse_not_finite(sequences: Sequence[str], embeddings: torch.Tensor | Seque
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where two sorted arrays of distinct keys have the same ones: positions in each."""
+    """Finds where two sorted arrays of distinct keys have the same ones: positions in each."""
     if len(one) > len(other):
         return _common(other, one)[::-1]
     place = np.minimum(np.searchsorted(other, one), len(other) - 1)

@@ -36,9 +36,12 @@ def examine_numbers(predictions: Any, references: Any) -> Examined:
     sides = {"predictions": predicted, "references": measured}
     problems = {name: count_not_finite(values, name) for name, values in sides.items()}
     finite = np.isfinite(predicted) & np.isfinite(measured)
-    predicted, measured = predicted[finite], measured[finite]
-    report, of_references = _describe(predicted, len(finite)), _describe(measured, len(finite))
-    spread, constant = report["std"], of_references["std"]
+    predicted = predicted[finite]
+    measured = measured[finite]
+    report = _describe(predicted, len(finite))
+    of_references = _describe(measured, len(finite))
+    spread = report["std"]
+    constant = of_references["std"]
     report |= {
         "reference_std": constant,
         "spread_ratio": spread / constant if constant else None,
@@ -50,7 +53,7 @@ def examine_numbers(predictions: Any, references: Any) -> Examined:
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
-    """Say what the labels hold: range, ties, censored rows, blocks that look like detection limits, units that are off.
+    """Says what the labels hold: range, ties, censored rows, blocks like detection limits, units that are off.
 
     Args:
         labels: (n,) or (n, 1) numbers.
@@ -66,15 +69,17 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
     """
     column = as_column(labels, "labels")
     sides = np.zeros(len(column)) if bounds is None else as_pair(bounds, column)[0]
-    problem, finite = count_not_finite(column, "labels"), np.isfinite(column)
-    values, sides = column[finite], sides[finite]
+    problem = count_not_finite(column, "labels")
+    finite = np.isfinite(column)
+    values = column[finite]
+    sides = sides[finite]
     censored = float(np.mean(sides != 0)) if len(values) else None
     alarms = [*([f"{problem}."] if problem else []), *_label_alarms(values, sides)]
     return {**_describe(values, len(column)), "censored_share": censored, "alarms": alarms}
 
 
 def unit_alarms(labels: FloatArray) -> list[str]:
-    """Sentences about labels that read as concentrations, or as two units in one column.
+    """Returns sentences about labels that read as concentrations, or as two units in one column.
 
     Args:
         labels: (n,) finite numbers; below 30 nothing is said.
@@ -86,12 +91,15 @@ def unit_alarms(labels: FloatArray) -> list[str]:
     gaps = np.diff(logs)[least - 1 : len(logs) - least]  # between neighbours with that many labels on each side
     if len(gaps) and gaps.max() >= UNIT_GAP:
         edge = least + int(np.argmax(gaps))
-        below, above = 10 ** logs[edge - 1], 10 ** logs[edge]
+        below = 10 ** logs[edge - 1]
+        above = 10 ** logs[edge]
         return [
             f"{edge:,} labels are at most {below:.3g}, the other {len(logs) - edge:,} at least {above:.3g}, with none "
             "between: two units in one column? Convert all to one unit."
         ]
-    low, high, median = float(labels.min()), float(labels.max()), float(np.median(labels))
+    low = float(labels.min())
+    high = float(labels.max())
+    median = float(np.median(labels))
     is_skewed = high >= DECADES * low and labels.mean() >= SKEWED * median
     if not is_skewed or MOLAR <= high < NANOMOLAR:
         return []
@@ -103,7 +111,7 @@ def unit_alarms(labels: FloatArray) -> list[str]:
 
 
 def _looks_bfloat16(values: FloatArray) -> bool | None:
-    """Say whether all values equal their bfloat16 rounding, by chance a 1 in 65,536 event for a single float32.
+    """Says whether all values equal their bfloat16 rounding, by chance a 1 in 65,536 event for a single float32.
 
     None where that proves nothing: fewer than 30 values, or all of them multiples of 0.25.
     """
@@ -115,8 +123,11 @@ def _looks_bfloat16(values: FloatArray) -> bool | None:
 
 
 def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> dict[str, str]:
-    distinct, constant = report["num_distinct"], report["reference_std"]
-    value, most, ratio = report["most_frequent_value"], report["most_frequent_share"], report["spread_ratio"]
+    distinct = report["num_distinct"]
+    constant = report["reference_std"]
+    value = report["most_frequent_value"]
+    most = report["most_frequent_share"]
+    ratio = report["spread_ratio"]
     if num_rows < MIN_ROWS:
         return {"one value": f"All {num_rows:,} predictions are {value:g}."} if distinct == 1 < num_rows else {}
     alarms = {}
@@ -209,7 +220,7 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
 
 
 def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
-    """Range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
+    """Describes range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
     if not len(values):
         nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
         return {**nothing, "n": num_rows, "num_distinct": 0}

@@ -69,7 +69,8 @@ class KindRows:
     beats_constant: ClassVar[str] = ""
 
     def __init__(self, kind: LabelKind, threshold: float | None = None) -> None:
-        self.kind, self.threshold = kind, threshold
+        self.kind = kind
+        self.threshold = threshold
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ class NameRows(KindRows):
 
     def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         known = self.known(predictions, labels)
-        values, truth = known.values, known.truth
+        values = known.values
+        truth = known.truth
         shares = self.constant(truth)
         everywhere = Known(np.broadcast_to(shares, values.shape), truth, np.arange(len(truth)), len(truth))
         loss, constant = (self.make_rows(each).value("log_loss") for each in (known, everywhere))
@@ -81,7 +82,8 @@ class ClassRows(NameRows):
         return [np.bincount(each, minlength=num) for each in (truth.astype(np.int64), values.argmax(axis=1))]
 
     def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
-        true, called = labels[known], predictions.argmax(-1)[known]
+        true = labels[known]
+        called = predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
         return [np.bincount(one, minlength=len(self.kind.names)) for one in counted]
 
@@ -104,7 +106,8 @@ class SetRows(NameRows):
         return Multilabel(known.values, known.truth)
 
     def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
-        has, called = labels == 1, (predictions > 0.5) & known
+        has = labels == 1
+        called = (predictions > 0.5) & known
         return has.sum(0), called.sum(0), (has & called).sum(0)
 
 

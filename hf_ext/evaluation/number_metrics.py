@@ -159,12 +159,14 @@ class NumberRows(KindRows):
 
     decides = chooses = "rmse"
     by_loss = {"tobit": "loss", "ranking": "spearman"}  # tobit knows limits, which the RMSE of an evaluation does not
-    of_threshold, of_hits = THRESHOLD_METRICS, HIT_METRICS
+    of_threshold = THRESHOLD_METRICS
+    of_hits = HIT_METRICS
     of_groups = (GROUP_METRIC,)
     more_logged = ("num_distinct",)
     more_compared = (*RATIO_METRICS, *MEAN_METRICS)
     first = PLAIN_METRICS
-    orders, chance = "spearman", " at ordering rows"
+    orders = "spearman"
+    chance = " at ordering rows"
     beats_constant = "rmse"
 
     @property

@@ -55,22 +55,24 @@ class RowMetrics:
         return self._metrics.measure(self.rows_of(prediction.predictions, prediction.label_ids))
 
     def rows_of(self, outputs: Any, labels: Any) -> Rows:
-        """Of what the model puts out, and of labels as it got them; of tuples the first."""
+        """Makes rows of what the model puts out, and of labels as it got them; of tuples the first."""
         metrics = self._metrics
         return metrics.rows(self.kind.to_predictions(metrics.unpack(outputs)), metrics.unpack(labels))
 
     def summed(self, metric: str, outputs: Any, labels: Any) -> tuple[FloatArray, FloatArray]:
-        """Of one of `mean_metrics`, how many values each row holds and what they sum up to, (n,) each."""
+        """Sums up one of `mean_metrics`: how many values each row holds and their sum, (n,) each."""
         mean = self.rows_of(outputs, labels).means[metric]
         return mean.numbers, mean.sums
 
     def spell_out(self, name: str) -> str:
-        """A metric's name, prefixes included, with the threshold that decides its value: "recall at 9"."""
+        """Names a metric, prefixes included, with the threshold that decides its value: "recall at 9"."""
         is_cut = name.endswith(THRESHOLD_METRICS) and self.threshold is not None
         return f"{name} at {self.threshold:g}" if is_cut else name
 
     def why_undefined(self, metric: str, dataset: Any, rows: IntArray | None) -> str | None:
-        """Why a metric will have no value on these rows, whatever is predicted; None where nothing speaks against it.
+        """Returns why a metric will have no value on these rows, whatever is predicted.
+
+        None where nothing speaks against it.
 
         Args:
             metric: one of `names`.
@@ -88,7 +90,9 @@ class RowMetrics:
 
 
 def unpack_labelled(output: Any, kind: LabelKind) -> tuple[Array, Array]:
-    """Predictions and labels of an `EvalPrediction` or `PredictionOutput`; of one number per row (n,) float64 each.
+    """Unpacks predictions and labels of an `EvalPrediction` or `PredictionOutput`.
+
+    One number per row: (n,) float64 each.
 
     Where a model returns several outputs, or rows hold several labels (a bound too), the first of each.
     """
@@ -185,7 +189,7 @@ def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int
 
 
 def _rank_labels(labels: Any) -> IntArray:
-    """Of each row the rank of its label among the distinct ones, (n,)."""
+    """Ranks each row's label among the distinct ones, (n,)."""
     values = to_numpy(labels)
     if values.size == 0:
         raise DataError("labels: no rows to choose from; give at least one.")
@@ -213,7 +217,10 @@ def _num_wanted(size: int | float, num_rows: int) -> int:
 
 
 def _read_labels(dataset: Any) -> list[Any] | None:
-    """Labels of a map-style set, plain values, (n,); None without a column of one per row, as labels of tokens are."""
+    """Reads labels of a map-style set, plain values, (n,).
+
+    None without a column of one per row, as labels of tokens are.
+    """
     name = next((name for name in LABEL_COLUMNS if name in column_names(dataset)), None)
     values = [] if name is None else [value for (value,) in read_columns(dataset, [name])]
     if not values or any(to_numpy(value).size != 1 for value in values):

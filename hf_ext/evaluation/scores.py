@@ -45,7 +45,7 @@ def make_score(
     confidence: float = 0.95,
     units: ResamplingUnits | None = None,
 ) -> Score:
-    """The record of a value, JSON-able.
+    """Makes the record of a value, JSON-able.
 
     Args:
         value: NaN, or anything, where it says why it is undefined; then there is no interval.
@@ -87,7 +87,7 @@ def score_mean(
     units: ResamplingUnits | None = None,
     are_rows_units: bool = False,
 ) -> Score:
-    """The mean of numbers that rows have of their own, (n,) finite, n >= 1, with the interval of further rows or units.
+    """Scores the mean of rows' own numbers, (n,) finite, n >= 1, with the interval of further rows or units.
 
     A share (bool) that is 0 or 1 in all rows has the exact binomial interval (C. Clopper, E. Pearson, Biometrika 26,
     1934) of as many tries as there are rows, or effective units: resamples of it would all be the same.
@@ -121,7 +121,7 @@ def score_predictions(
     seed: int = 0,
     units: ResamplingUnits | None = None,
 ) -> dict[str, Score]:
-    """Score predictions with every metric of their kind, each with a percentile bootstrap interval, as JSON-able dicts.
+    """Scores predictions with every metric of their kind, each with a percentile bootstrap interval, JSON-able.
 
     Rows are resampled one by one, so where rows share an antibody or an antigen the intervals are too narrow for a
     claim about new ones: then give `units`. The per-group mean resamples groups instead: its interval speaks about
@@ -150,7 +150,9 @@ def score_predictions(
     """
     metrics = metrics_of(kind, threshold)
     rows: Any = metrics.rows(predictions, references)
-    num_rows, units, names = rows.num_rows, check_units(units, rows.num_rows), metrics.names
+    num_rows = rows.num_rows
+    units = check_units(units, rows.num_rows)
+    names = metrics.names
     # The binned error of a resample is larger than that of all rows, by as much as it is meant to show.
     known = [name for name in names if rows.why_undefined(name) is None and name != "calibration_error"]
     samples = dict.fromkeys(names, np.empty(0))
@@ -164,7 +166,8 @@ def score_predictions(
     scores = {name: make_score(rows.value(name), samples[name], num_rows, confidence, units) for name in names}
     if units is not None:
         for name in (name for name in rows.means if len(samples[name]) and less_is_better(name)):
-            mean, given = rows.means[name], {"num_resamples": len(samples[name]), "seed": seed}
+            mean = rows.means[name]
+            given = {"num_resamples": len(samples[name]), "seed": seed}
             if ends := mean_loss_interval(mean.sums, units, mean.numbers, confidence=confidence, **given):
                 scores[name]["low"], scores[name]["high"] = mean.apply(np.array(ends)).tolist()
     if threshold is not None:
@@ -182,7 +185,8 @@ def _score_groups(
 ) -> Score:
     of_groups = per_group_spearman(predicted, measured, groups)
     values = defined_values(of_groups)
-    units, samples = ResamplingUnits.of("group", range(len(values))), np.empty(0)
+    units = ResamplingUnits.of("group", range(len(values)))
+    samples = np.empty(0)
     if len(values) > 1 and num_resamples:
         samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
     score = make_score(mean_of_groups(of_groups), samples, len(measured), confidence, units)
@@ -231,11 +235,11 @@ class PairedComparison:
         return self.high is not None and self.high < 0 and self.is_trusted
 
     def excludes_improvement(self, min_delta: float = 0.0) -> bool:
-        """Whether the whole interval lies at or below `min_delta`, in the unit of the metric."""
+        """Returns whether the whole interval lies at or below `min_delta`, in the unit of the metric."""
         return self.high is not None and self.high <= min_delta
 
     def as_dict(self) -> dict[str, Any]:
-        """Every number of the comparison and its two verdicts, JSON-able."""
+        """Returns every number of the comparison and its two verdicts, JSON-able."""
         return {**asdict(self), "is_better": self.is_better, "is_worse": self.is_worse}
 
 
@@ -249,7 +253,7 @@ def compare_paired(
     threshold: float | None = None,
     **options: Any,
 ) -> PairedComparison:
-    """Compare two sets of predictions by a percentile bootstrap of the difference of their scores.
+    """Compares two sets of predictions by a percentile bootstrap of the difference of their scores.
 
     Both are scored on the same resamples, so the interval is that of the difference: narrow where the two models
     nearly agree, however wide each score's own interval is. Rows are resampled one by one: where rows share an
@@ -294,7 +298,7 @@ def compare_rows(
     units: ResamplingUnits | None = None,
     names: tuple[str, str] = ("before", "after"),
 ) -> PairedComparison:
-    """What `compare_paired` does, of the rows of both models, which have the same labels.
+    """Compares as `compare_paired` does, by the rows of both models, which have the same labels.
 
     Args:
         first, second: of the earlier and the later model.
@@ -311,7 +315,8 @@ def compare_rows(
     if metric == "spearman" and isinstance(first, Regression) and isinstance(second, Regression):
         second.label_ranks = first.label_ranks  # the same labels: ranked once
     values = [each.value(metric) for each in (first, second)]
-    before_of, after_of = first.metric(metric), second.metric(metric)
+    before_of = first.metric(metric)
+    after_of = second.metric(metric)
 
     def gain(counts: FloatArray) -> FloatArray:
         return sign * (after_of(counts) - before_of(counts))

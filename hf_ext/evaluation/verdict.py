@@ -51,7 +51,7 @@ class Verdict:
     comparison: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns a JSON-able dictionary."""
         return asdict(self)
 
 
@@ -86,14 +86,14 @@ class _Case:
         return compare_rows(rows[baseline], rows[MODEL], metric, names=names, units=self.units, **self.options)
 
     def name_units(self, verdict: Verdict) -> Verdict:
-        """With what intervals resample, and whether that is enough."""
+        """Names what intervals resample, and says whether that is enough."""
         if self.units is None:
             return verdict
         basis = self.units.why_not_enough() or f"Intervals resample {self.units.describe()}."
         return replace(verdict, text=f"{verdict.text} {basis}")
 
     def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
-        """The sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
+        """Writes the sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
         if result.undefined:
             return _undefined(result.n, f"{metric_name(result.metric)} is undefined ({result.undefined})")
         rival = f"the {baseline}" if baseline in CONSTANTS else baseline
@@ -128,7 +128,7 @@ def judge(
     kind: LabelKind | None = None,
     **options: Any,
 ) -> Verdict:
-    """Decide, on the same rows, whether a model beats the baselines beside it.
+    """Decides, on the same rows, whether a model beats the baselines beside it.
 
     Of a regression, in this order: its RMSE must be below that of the training mean, whatever its Spearman; its
     Spearman must be above 0; in `metric` it must be better than every other baseline. Each time the whole paired
@@ -215,20 +215,23 @@ def judge_pair(
 
 
 def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
-    """The baseline that is beaten least surely: one that scores as high first, then whose interval reaches lowest."""
+    """Finds the baseline that is beaten least surely: one as high first, then whose interval reaches lowest."""
     return min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
 
 
 def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
-    """The first rule that has something to say: a constant, a score at all, the training mean, chance, baselines."""
-    model, num_rows, metrics = case.rows[MODEL], case.num_rows, metrics_of(case.kind)
+    """Applies the first rule that says something: a constant, a score at all, training mean, chance, baselines."""
+    model = case.rows[MODEL]
+    num_rows = case.num_rows
+    metrics = metrics_of(case.kind)
     if problem := model.why_constant():
         return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, case.constant)
     metric = metrics.orders or case.metric
     value = model.value(metric)
     if value.undefined:
         return _undefined(num_rows, f"{metric_name(metric)} is undefined ({value.undefined})")
-    score, chance = f"{metric_name(metric)} {value.value:.3f}", f"than chance{metrics.chance}"
+    score = f"{metric_name(metric)} {value.value:.3f}"
+    chance = f"than chance{metrics.chance}"
     first = "" if is_scale_free else metrics.beats_constant
     constant = case.compare(CONSTANT, first) if first and CONSTANT in case.rows else None
     if constant and not constant.is_better:
@@ -247,7 +250,7 @@ def _judge(case: _Case, is_scale_free: bool) -> Verdict | None:
 
 
 def _describe_probabilities(case: _Case) -> str:
-    """That probabilities are worth no more than frequencies, whatever the classes that they rank first."""
+    """Says, in a sentence, that log loss does not beat class frequencies; "" where it does."""
     if case.metric == "log_loss" or case.constant is None or "log_loss" not in metrics_of(case.kind).names:
         return ""
     loss = case.compare(case.constant, "log_loss")
@@ -257,8 +260,10 @@ def _describe_probabilities(case: _Case) -> str:
 
 
 def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdict | None:
-    """A metric that is 0 by chance and not above it; None where it is."""
-    units, options, num_rows = case.units, case.options, case.num_rows
+    """Judges a metric that is 0 by chance and not above it; None where it is."""
+    units = case.units
+    options = case.options
+    num_rows = case.num_rows
     samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], units)
     low, high = percentile_interval(samples, options["confidence"], units)
     if low is not None and low > 0 and (units is None or units.are_enough):
@@ -271,8 +276,9 @@ def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdic
 
 
 def _judge_baselines(case: _Case, also: str) -> Verdict | None:
-    """Against the baseline that the model beats least surely; None where none has a score."""
-    names, ordered = [name for name in case.rows if name != MODEL], {}
+    """Judges against the baseline that the model beats least surely; None where none has a score."""
+    names = [name for name in case.rows if name != MODEL]
+    ordered = {}
     order = "" if is_ratio(case.metric) else metrics_of(case.kind).orders
     if order:
         ordered = {name: case.compare(name, order) for name in names if name != CONSTANT}
@@ -286,7 +292,8 @@ def _judge_baselines(case: _Case, also: str) -> Verdict | None:
     if not known:
         return None
     hardest = find_hardest(known)
-    result, num = known[hardest], len(known)
+    result = known[hardest]
+    num = len(known)
     also = _describe_order(ordered) if ordered and result.metric != order else also
     is_every = result.is_better and (order or (num > 1 and not is_ratio(case.metric)))
     than = "every baseline" if is_every else f"the {hardest}" if hardest in CONSTANTS else hardest
@@ -294,7 +301,7 @@ def _judge_baselines(case: _Case, also: str) -> Verdict | None:
 
 
 def _describe_order(ordered: Mapping[str, PairedComparison]) -> str:
-    """Spearman beside a verdict in another metric: the model's, and the baseline that orders rows better, if any."""
+    """Describes Spearman beside a verdict in another metric: the model's, and a baseline's that orders rows better."""
     name = max(ordered, key=lambda name: ordered[name].before or 0)
     highest = ordered[name]
     if highest.is_worse:
@@ -307,19 +314,24 @@ def _undefined(num_rows: int, reason: str) -> Verdict:
 
 
 def _difference(compared: PairedComparison) -> str:
-    """0.12 [0.10, 0.14]: by how much the later one is better, with its interval where there is one."""
-    digits, ends = ".3g" if compared.metric in ERRORS else ".3f", (compared.improvement, compared.low, compared.high)
+    """Formats by how much the later one is better, with its interval where there is one: 0.12 [0.10, 0.14]."""
+    digits = ".3g" if compared.metric in ERRORS else ".3f"
+    ends = (compared.improvement, compared.low, compared.high)
     value, *interval = [f"{each + 0.0:{digits}}" for each in ends if each is not None]
     return f"{value} [{', '.join(interval)}]" if interval else value
 
 
 def _scores(compared: PairedComparison) -> str:
-    """RMSE 0.361 against 0.482: of the later one first, errors with as many digits as tell them apart, six at most."""
-    name, pair, styles = metric_name(compared.metric), (compared.after or 0.0, compared.before or 0.0), [".3f"]
+    """Formats RMSE 0.361 against 0.482: the later one first, with as many digits as tell them apart, at most six."""
+    name = metric_name(compared.metric)
+    pair = (compared.after or 0.0, compared.before or 0.0)
+    styles = [".3f"]
     if compared.metric in (*ERRORS, "nrmse"):
         styles = [f"#.{digits}g" for digits in (3, 4, 5, 6)]
     elif compared.metric == "token_loss":  # the interval is of the loss in nats; perplexities are what people compare
-        name, pair, styles = "perplexity", (math.exp(pair[0]), math.exp(pair[1])), [".2f"]
+        name = "perplexity"
+        pair = (math.exp(pair[0]), math.exp(pair[1]))
+        styles = [".2f"]
     texts = [(f"{pair[0]:{style}}", f"{pair[1]:{style}}") for style in styles]
     after, before = next((text for text in texts if text[0] != text[1]), texts[-1])
     return f"{name} {after} against {before}"

@@ -65,7 +65,7 @@ class LabelledRows:
 
 
 def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None = None) -> LabelledRows:
-    """All rows of a labelled table; intervals resample rows.
+    """Loads all rows of a labelled table; intervals resample rows.
 
     Args:
         kind: of labels that models predict; None: what the table's seem to be.
@@ -90,7 +90,7 @@ def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind 
 
 
 def load_test(folder: str, args: DataArguments, settings: Any, explicit: Container[str]) -> LabelledRows:
-    """The test rows of a run, as its `predictions.csv` lists them, with its threshold, groups and resampled units.
+    """Loads the test rows of a run, as its `predictions.csv` lists them, with threshold, groups and resampled units.
 
     Args:
         folder: of a run of `hf-ext train`.
@@ -140,7 +140,8 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
         is_cluster = by == "cluster" and SPLIT_CLUSTER in columns
         resampled = ResamplingUnits.of(by, columns[SPLIT_CLUSTER if is_cluster else by])
     groups = columns[args.group_column] if args.group_column else None
-    source, threshold = f"test rows of {run.folder}", settings.binder_threshold
+    source = f"test rows of {run.folder}"
+    threshold = settings.binder_threshold
     return LabelledRows(table, kind, source, threshold, groups, resampled, describe_units(resampled))
 
 
@@ -172,7 +173,9 @@ def compare(
     Cost: per model 1,000 bootstrap resamples of its scores, and one comparison per metric: 1.6 s for 26,000 rows.
     """
     first, *later = predictions
-    labels, bounds, kind = rows.labels, read_bounds(rows.table), rows.kind
+    labels = rows.labels
+    bounds = read_bounds(rows.table)
+    kind = rows.kind
     compared = Compared(predictions, labels, kind, rows.threshold, seed, rows.units)
     scores = compared.score(rows.groups)
     options = compared.options
@@ -203,7 +206,7 @@ def compare(
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """What `compare` found: verdicts, alarms, notes; a table of all rows; requirements."""
+    """Describes what `compare` found: verdicts, alarms, notes; a table of all rows; requirements."""
     parts = [one["text"] for one in found["verdicts"].values()]
     parts += [f"ALARM, {name}: {alarm}" for name, one in found["collapse"].items() for alarm in one["alarms"]]
     parts += [*found["notes"], "", f"{found['num_rows']:,} rows, {found['rows']}:"]
@@ -215,14 +218,15 @@ def describe(found: Mapping[str, Any]) -> str:
 
 
 def describe_unmet(found: Mapping[str, Any]) -> list[str]:
-    """Requirements that some model does not meet."""
+    """Lists requirements that some model does not meet."""
     return [f"{name}: {one}" for name, checked in found["requirements"].items() for one in describe_failed(checked)]
 
 
 def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
-    """A row per metric, a column per model and, beside each but the first, by how much it is better than that."""
+    """Formats a row per metric, a column per model and, beside each but the first, by how much it is better."""
     first = next(iter(scores))
-    headers, rows = [""], [[units.metric_name(metric)] for metric in scores[first]]
+    headers = [""]
+    rows = [[units.metric_name(metric)] for metric in scores[first]]
     for name, found in scores.items():
         headers += [name, f"better than {first} by"] if name in differences else [name]
         for row, metric in zip(rows, found):
@@ -233,7 +237,7 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
 
 
 def format_difference(compared: Mapping[str, Any] | None) -> str:
-    """0.120 [0.100, 0.140] *: of `PairedComparison.as_dict`, with a star where the interval excludes 0."""
+    """Formats `PairedComparison.as_dict` as 0.120 [0.100, 0.140] *, with a star where the interval excludes 0."""
     if compared is None:  # of the metric by groups
         return units.MISSING
     numbers = {"value": compared["improvement"], "low": compared["low"], "high": compared["high"]}

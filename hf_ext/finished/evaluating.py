@@ -62,7 +62,7 @@ class ScoredModel:
     def predict(
         self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
     ) -> NDArray[Any]:
-        """Its predictions for the rows, (n, ...), as scores take them; of a model as its own run scored them.
+        """Predicts for the rows, (n, ...), as scores take it; of a model as its own run scored them.
 
         Args:
             rows: map-style, with labels and `source_row`; `source` says where they are from, for messages.
@@ -145,8 +145,9 @@ def evaluate_models(
 
 
 def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[str, Any], LabelledRows]:
-    """Predictions of residues and their labels, without those behind what some model has read."""
-    longest, table = min(max(map(len, one)) for one in predictions.values()), rows.table
+    """Cuts off predictions and labels of residues behind what some model has read."""
+    longest = min(max(map(len, one)) for one in predictions.values())
+    table = rows.table
     labels = [values[:longest] for values in table[LABEL][:]]
     rows = dataclasses.replace(rows, table=table.remove_columns(LABEL).add_column(LABEL, labels))
     for name, one in predictions.items():
@@ -157,7 +158,7 @@ def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[st
 def find_models(
     given: Sequence[str], too_long: TooLong | None = None, max_residues: int | None = None
 ) -> list[ScoredModel]:
-    """What the user named: model folders, Hub ids, CSVs of predictions.
+    """Finds what the user named: model folders, Hub ids, CSVs of predictions.
 
     Args:
         given: their names.
@@ -184,7 +185,7 @@ def find_models(
 
 
 def find_common_kind(models: Sequence[Any]) -> LabelKind | None:
-    """What all models predict, that name it in `kind`; None where none does.
+    """Finds what all models predict, that name it in `kind`; None where none does.
 
     Raises:
         ArgumentError: two predict something else, or other names.
@@ -222,7 +223,7 @@ def take_from_training(
 
 
 def find_output(name: str | None) -> Path | None:
-    """The JSON to write; refused where there is a file that this command did not write."""
+    """Finds the JSON to write; refuses a file that this command did not write."""
     if name is None:
         return None
     path = Path(name).expanduser()
@@ -233,7 +234,7 @@ def find_output(name: str | None) -> Path | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What a file holds; nothing where it is no JSON object."""
+    """Reads a file; nothing where it is no JSON object."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):

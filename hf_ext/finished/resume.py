@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _as_pair(text: str) -> tuple[str, str]:
-    """ "old.=new." as its two sides."""
+    """Splits "old.=new." into its two sides."""
     old, sign, new = text.partition("=")
     if not sign:
         raise argparse.ArgumentTypeError(f"{text!r} has no '=': give OLD=NEW")
@@ -98,15 +98,19 @@ def list_checkpoints(folder: str) -> int:
     paths = [path for path in place.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)]
     paths = [place] if CHECKPOINT_NAME.search(place.name) else paths
     steps = {path: int(CHECKPOINT_NAME.findall(path.name)[0]) for path in paths}
-    rows, problems, newest = [], [], None
+    rows = []
+    problems = []
+    newest = None
     for path, step in sorted(steps.items(), key=lambda item: item[1]):
-        kind, epoch = "not written by hf_ext, cannot be verified", None
+        kind = "not written by hf_ext, cannot be verified"
+        epoch = None
         if is_folder(path) and is_ours(path):
             stored, wrong = verify(path, step)
             kind = "damaged" if stored is None else "verified"
             problems += [f"{path.name}: {problem}" for problem in wrong]
             if stored is not None:
-                newest, epoch = stored, stored.manifest.epoch
+                newest = stored
+                epoch = stored.manifest.epoch
         rows.append((path.name, kind, str(step), epoch, used_bytes(path) / 1e6))
     outcome = "finds nothing to continue from: training would start at step 0"
     if newest is not None and not any("optim" in name for name in newest.manifest.files):
@@ -151,7 +155,9 @@ def convert(
     args.tower_training, _ = settle_training(args, training_args.use_peft)
     encoders, towers = read_towers(args, data_args.sequence_columns, lora_settings(training_args))
     model = AffinityModel(build_config(encoders, towers, **model_settings(args)))
-    model.config.label_mean, model.config.label_std, model.config.is_scaled = 0.0, 1.0, True
+    model.config.label_mean = 0.0
+    model.config.label_std = 1.0
+    model.config.is_scaled = True
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:  # of another shape: names them, with both shapes
@@ -170,7 +176,7 @@ def convert(
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Name -> tensor, without the prefixes that torch.compile and DataParallel (DDP too) put before names."""
+    """Reads tensors by name, without the prefixes that torch.compile and DataParallel (DDP too) put before names."""
     try:
         with torch.serialization.safe_globals(_NUMBERS):
             content = torch.load(path, map_location="cpu", weights_only=True)

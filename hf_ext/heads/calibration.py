@@ -18,7 +18,7 @@ LEAST = 1e-4  # of the log loss, in nats: below it 1 stays
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature by which logits are divided so that the mean log loss of these labels is lowest.
+    """Fits the temperature by which logits are divided so that the mean log loss of these labels is lowest.
 
     Args:
         logits: (..., classes), or of the shape of `labels` where these are 0 or 1, float: of sets.
@@ -30,7 +30,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     Cost: some twenty passes over the logits.
     """
     known = labels != UNKNOWN
-    values, targets = np.asarray(logits, np.float64)[known], labels[known]
+    values = np.asarray(logits, np.float64)[known]
+    targets = labels[known]
     if not len(targets):
         return 1.0
 

@@ -40,7 +40,8 @@ ONE_LAYER_SIZE = 64
 SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
 # Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
 # beside these, in features.
-FOLDED_COST, STEP_COST = 2_500_000, 1_000
+FOLDED_COST = 2_500_000
+STEP_COST = 1_000
 OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
 NUM_PARTS = 4  # of training, beside validation
 NUM_PICKS = 50  # of members, with replacement
@@ -58,7 +59,7 @@ def settle_head(
     is_stream: bool,
     kind: LabelKind,
 ) -> str:
-    """Settles what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
+    """Resolves what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
 
     Args:
         args: as parsed, towers settled; changed in place.
@@ -100,16 +101,17 @@ def settle_head(
 
 
 def _take_head_of(args: ModelArguments, folder: Path) -> None:
-    """The form of a trained network; `carry_head` names what is wrong with a folder that has none."""
+    """Takes the form of a trained network; `carry_head` names what is wrong with a folder that has none."""
     args.head = PLAIN
     if found := read_config_of(folder):
         config = AffinityConfig.from_dict(found)
         args.head = cast(Head, config.head_form or PLAIN)
-        args.head_sizes, args.head_dropout = list(config.head_sizes or []), config.head_dropout
+        args.head_sizes = list(config.head_sizes or [])
+        args.head_dropout = config.head_dropout
 
 
 def read_config_of(folder: Path) -> dict[str, Any]:
-    """What the `AffinityConfig` in a folder holds; nothing where there is none."""
+    """Reads the `AffinityConfig` in a folder; nothing where there is none."""
     with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
         found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
     return found if found.get("model_type") == AffinityConfig.model_type else {}
@@ -127,7 +129,7 @@ def _why_single(args: ModelArguments, training: FastTrainingArguments, is_stream
 
 
 def why_not_fitted(args: ModelArguments, training: Any, is_stream: bool) -> str | None:
-    """Why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
+    """Returns why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
     if {*args.tower_training} - {"frozen"}:
         return "here encoders train"
     if is_stream:
@@ -162,12 +164,16 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) 
     Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
     320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
     """
-    began, args, config = time.perf_counter(), trainer.args, trainer.model.config
-    train, validation = splits["train"], splits["validation"]
+    began = time.perf_counter()
+    args = trainer.args
+    config = trainer.model.config
+    train = splits["train"]
+    validation = splits["validation"]
     width = sum(trainer.model.embedding_sizes.values())
     drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
     if len(drawn) < len(train):
-        train, units = train.select(drawn), units and [[units[0][i] for i in drawn], units[1]]
+        train = train.select(drawn)
+        units = units and [[units[0][i] for i in drawn], units[1]]
     labels = np.concatenate([label_array(train), label_array(validation)])
     kind = config.kind
     objective = OBJECTIVES[kind.linear_name](labels, len(kind.names))
@@ -201,11 +207,12 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) 
 def _read_views(
     trainer: FastTrainer, train: Any, validation: Any, objective: Objective
 ) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
-    """An ensemble without members, and what members read: by view (n, size), float32, training rows first, on the CPU.
+    """Makes an ensemble without members, and what they read: by view (n, size), float32, training rows first.
 
     No labels are read.
     """
-    head, widths = trainer.model.head, [*trainer.model.embedding_sizes.values()]
+    head = trainer.model.head
+    widths = [*trainer.model.embedding_sizes.values()]
     features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
     features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
     bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]
@@ -221,7 +228,7 @@ def _read_views(
 def make_parts(
     num_train: int, num_validation: int, width: float | None, units: Units, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Rows that are held out together, by number, training rows first: the validation rows, then parts of training.
+    """Makes folds: row numbers, training rows first, of the validation rows, then of parts of training.
 
     The validation rows alone where parts of rows of this `width` cost too much; None: parts in any case.
     """
@@ -235,14 +242,18 @@ def make_parts(
 
 
 def choose_weights(judged: FloatArray, errors: Callable[[FloatArray], FloatArray], num_rows: int) -> FloatArray:
-    """Shares of members, (m,), whose mean has the smallest error; of the first, a constant, where chance explains it.
+    """Chooses weights of members, (m,), whose mean has the smallest error.
+
+    Of the first, a constant, if chance explains it.
 
     Args:
         judged: (m, entries), of unseen rows.
         errors: of m members, (m, entries) -> (m,).
         num_rows: that are not seen.
     """
-    counts, best, lowest = np.zeros(len(judged)), np.zeros(len(judged)), np.inf
+    counts = np.zeros(len(judged))
+    best = np.zeros(len(judged))
+    lowest = np.inf
     total = np.zeros(judged.shape[1])
     for num_picks in range(1, NUM_PICKS + 1):
         found = errors((total + judged) / num_picks)
@@ -250,20 +261,21 @@ def choose_weights(judged: FloatArray, errors: Callable[[FloatArray], FloatArray
         counts[chosen] += 1
         total += judged[chosen]
         if found[chosen] < lowest:
-            best, lowest = counts / num_picks, found[chosen]
+            best = counts / num_picks
+            lowest = found[chosen]
     constant = errors(judged[:1])[0]
     gain = 1 - lowest / constant if constant > 0 else 0.0
     return best if gain > NOISE / np.sqrt(num_rows) else np.eye(len(judged))[0]
 
 
 def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:
-    """A row under `MEMBER_HEADERS` for each member, the heaviest first, then the best."""
+    """Returns a row under `MEMBER_HEADERS` for each member, the heaviest first, then the best."""
     order = sorted(facts["members"], key=lambda one: (-one["weight"], one["error"]))
     return [[one["name"], format_cell(one["error"]), f"{one['weight']:.2f}"] for one in order]
 
 
 def describe_ensemble(facts: Mapping[str, Any]) -> str:
-    """The facts as text for the log: how heads were weighed, those with a weight, an alarm if none is worth it."""
+    """Describes the facts for the log: how heads were weighed, those with a weight, an alarm if none is worth it."""
     used = [one for one in facts["members"] if one["weight"] > 0]
     constant = facts["members"][0]
     held_out = "validation rows" if facts["num_folds"] == 1 else f"rows of {facts['num_folds']} folds"

@@ -55,7 +55,8 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):
         return {"reason": "validation rows were a stream, and what was held out together is not known"}
-    bounds, units = _bounds(rows), check_units(units, len(rows))
+    bounds = _bounds(rows)
+    units = check_units(units, len(rows))
     is_exact = bounds == 0
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
@@ -79,7 +80,7 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
 def conformal_half_widths(
     residuals: Any, levels: FloatArray | tuple[float, ...] = LEVELS, *, units: ResamplingUnits | None = None
 ) -> FloatArray:
-    """Half widths of intervals that hold the truth of a further row with the probability that their level says.
+    """Computes half widths of intervals that hold the truth of a further row with the probability of their level.
 
     Of n rows it is the ceil((n + 1) level)-th smallest absolute residual: the further row counts as one more, and may
     be the worst. Whatever the errors look like, that holds for rows that could as well have stood among these. Rows of
@@ -119,7 +120,7 @@ def conformal_half_widths(
 
 
 def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
-    """Half the width of an interval around a prediction, label units.
+    """Returns half the width of an interval around a prediction, label units.
 
     Args:
         stored: `AffinityConfig.prediction_intervals`: `levels`, rising, each with one of `half_widths`, and what stands
@@ -142,7 +143,8 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
     known = zip(stored["levels"], stored["half_widths"])
     found = next((width for at, width in known if at >= level - 1e-9), None)
     if found is None:
-        highest, noun = stored["levels"][-1], "rows" if stored.get("unit") is None else f"values of {stored['unit']}"
+        highest = stored["levels"][-1]
+        noun = "rows" if stored.get("unit") is None else f"values of {stored['unit']}"
         raise ArgumentError(
             f"An interval of level {level:g} needs at least {least_units(level):,} {noun} for validation; "
             f"behind this model's intervals are {describe_basis(stored)}, which allow {highest:g} at most. Ask for "
@@ -152,12 +154,12 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
 
 
 def least_units(level: float) -> int:
-    """How many rows, or units that were held out together, an interval of a level needs at least."""
+    """Returns how many rows, or units that were held out together, an interval of a level needs at least."""
     return math.ceil(level / (1 - level) - 1e-9)
 
 
 def describe_basis(stored: Mapping[str, Any]) -> str:
-    """120 validation rows; or 12 values of heavy in 120 validation rows."""
+    """Describes 120 validation rows; or 12 values of heavy in 120 validation rows."""
     rows = f"{stored['num_rows']:,} validation rows" + (" with exact labels" if stored.get("num_limits") else "")
     return rows if stored.get("unit") is None else f"{stored['num_units']:,} values of {stored['unit']} in {rows}"
 
@@ -165,7 +167,7 @@ def describe_basis(stored: Mapping[str, Any]) -> str:
 def score_intervals(
     stored: Mapping[str, Any], predictions: np.ndarray, labels: np.ndarray, rows: Any, units: ResamplingUnits | None
 ) -> dict[str, Any]:
-    """Which share of test rows the stored intervals hold.
+    """Scores intervals: which share of test rows they hold.
 
     Args:
         stored: from `fit_intervals`.
@@ -180,7 +182,8 @@ def score_intervals(
     if stored.get("reason"):
         return {"reason": stored["reason"], "notes": [f"No prediction intervals: {stored['reason']}."]}
     is_exact = _bounds(rows) == 0
-    errors, highest = np.abs(labels - predictions)[is_exact], stored["levels"][-1]
+    errors = np.abs(labels - predictions)[is_exact]
+    highest = stored["levels"][-1]
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
     level = next((level for level in SHOWN if level <= highest), None)
     beside = f"`hf-ext predict --interval {level or highest:g}` writes them, from {describe_basis(stored)}"

@@ -39,13 +39,14 @@ ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do,
 # Of the hidden layer of the network that compares: its weights are random, so that its output is a ridge regression (A.
 # Rahimi, B. Recht, Random Features for Large-Scale Kernel Machines, 2007), and not linear, as heads are not. On TAPE's
 # stability the interval of a linear one was as wide, and its improvement half as large.
-NUM_HIDDEN, SPREAD = 1024, 2.0
+NUM_HIDDEN = 1024
+SPREAD = 2.0
 MAX_CLASSES = 64  # that are compared
 CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
 
 
 def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
-    """What an earlier run chose: of the checkpoint that this run goes on from, else of `--init_head_from`.
+    """Finds what an earlier run chose: of the checkpoint that this run goes on from, else of `--init_head_from`.
 
     Args:
         args, training: as parsed.
@@ -59,8 +60,10 @@ def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[
         CheckpointError: a checkpoint that was named does not verify.
         ArgumentError: `--init_head_from` is no trained model.
     """
-    is_auto, found = args.layer == AUTO_LAYER, None
-    store, asked = CheckpointStore(training.output_dir), training.resume_from_checkpoint or training.resume
+    is_auto = args.layer == AUTO_LAYER
+    found = None
+    store = CheckpointStore(training.output_dir)
+    asked = training.resume_from_checkpoint or training.resume
     if is_auto and asked not in ("auto", "no"):
         found = store.open(asked)
     elif is_auto and asked == "auto" and training.world_size == 1:  # several processes choose no layers
@@ -72,7 +75,7 @@ def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[
 
 
 def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKind) -> str | None:
-    """Why `--layer auto` reads the last layer in a run, without comparing."""
+    """Returns why `--layer auto` reads the last layer in a run, without comparing."""
     return kind.why_last_layer or why_not_fitted(args, training, is_stream)
 
 
@@ -100,7 +103,8 @@ def choose_layers(
     Cost: 4,000 training and 2,000 validation rows at most pass through the encoders once, in bfloat16 where that is
     fast; then fits, on one core 10 s with enough validation rows, else half a minute. Same rows and seed, same layers.
     """
-    began, asked = time.perf_counter(), (splits["train"], splits["validation"])
+    began = time.perf_counter()
+    asked = (splits["train"], splits["validation"])
     drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
     rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
     every = np.concatenate([label_array(split) for split in rows])
@@ -143,7 +147,7 @@ def choose_layers(
 def _embed(
     model: AffinityModel, collator: Any, rows: Sequence[Any], device: Any
 ) -> dict[str, dict[int, NDArray[np.float32]]]:
-    """By input and layer the embeddings of all rows, (n, width); of inputs that are the same in all rows, one layer."""
+    """Embeds all rows by input and layer, (n, width); inputs that are the same in all rows, at one layer."""
     features = {}
     for index, spec in enumerate(model.config.encoder_specs):
         encoder: Any = load_encoder(spec).to(device).eval()
@@ -166,8 +170,9 @@ def _embed(
 def _embed_layers(
     encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pooling: str, layers: Sequence[int]
 ) -> dict[int, torch.Tensor]:
-    """By layer the embeddings of distinct inputs, (inputs, width) float32 on the CPU, as if it were the last."""
-    norm, is_fast = final_norm_of(encoder), detect_hardware(encoder.device).native_bf16
+    """Embeds distinct inputs by layer, (inputs, width) float32 on the CPU, as if it were the last."""
+    norm = final_norm_of(encoder)
+    is_fast = detect_hardware(encoder.device).native_bf16
     tables = {layer: torch.empty(len(inputs), encoder.config.hidden_size) for layer in layers}
     batch: dict[str, torch.Tensor] = {}
     chosen: list[int] = []
@@ -193,8 +198,9 @@ def _predict_unseen(
     parts: Sequence[NDArray[np.int64]],
     seed: int,
 ) -> FloatArray:
-    """Each row, (n, k), by a random hidden layer and a ridge regression without the row's part, of the best penalty."""
-    generator, width = np.random.default_rng(seed), features.shape[1]
+    """Predicts each row, (n, k), by a random hidden layer and a ridge regression without the row's fold."""
+    generator = np.random.default_rng(seed)
+    width = features.shape[1]
     scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_SPREAD)
     weights = generator.normal(0, SPREAD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
     hidden = np.maximum(scaled @ weights + generator.normal(size=NUM_HIDDEN).astype(np.float32), 0)
@@ -209,10 +215,11 @@ def _predict_unseen(
 
 
 def describe_layers(facts: Mapping[str, Any]) -> list[str]:
-    """A sentence for each encoder: which layer is read, and why."""
+    """Describes for each encoder, in a sentence, which layer is read, and why."""
     sentences = []
     for found in facts.get("encoders", ()):
-        num, best = found["num_layers"], found["best"]
+        num = found["num_layers"]
+        best = found["best"]
         ends = "" if found["low"] is None else f" [{format_cell(found['low'])}, {format_cell(found['high'])}]"
         lower = f"on {facts['num_rows']:,} held-out rows its error is lower by {format_cell(found['lower_by'])}{ends}"
         why = f"compared with the last, {lower}; layers above are dropped"

@@ -86,7 +86,8 @@ def _fit_linear(
     ensemble: HeadEnsemble, view: str, values: NDArray[np.float32], objective: Objective, parts: Parts, rest: Parts
 ) -> list[Member]:
     judged: list[list[FloatArray]] = [[] for _ in objective.penalties]
-    weights, levels = np.zeros(()), np.zeros(())
+    weights = np.zeros(())
+    levels = np.zeros(())
     for part, rows in zip(parts, rest):
         # Validation rows stand last: what is left of them is a view, not a copy of a gigabyte.
         features = values[: len(rows)] if rows[-1] == len(rows) - 1 else values[rows]
@@ -94,8 +95,10 @@ def _fit_linear(
         for found, weight, level in zip(judged, *fitted):
             outputs = torch.from_numpy(values[part] @ weight + level)
             found.append(objective.judged(LINKS[objective.link](outputs).numpy(), part))
-        weights, levels = weights + fitted[0] / len(parts), levels + fitted[1] / len(parts)
-    members, kind = [], "ridge" if objective.link == "identity" else "logistic regression"
+        weights = weights + fitted[0] / len(parts)
+        levels = levels + fitted[1] / len(parts)
+    members = []
+    kind = "ridge" if objective.link == "identity" else "logistic regression"
     for penalty, found, weight, level in zip(objective.penalties, judged, weights, levels):
         stack = ensemble.make_stack(view, 1, [])
         stack.weights[0].data.copy_(torch.from_numpy(weight))

@@ -45,7 +45,8 @@ def train_networks(
     with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
         torch.manual_seed(args.seed)
         stack = make().to(inputs.device)
-        held_out, num_seeds = np.concatenate(parts), len(stack.weights[0]) // len(parts)
+        held_out = np.concatenate(parts)
+        num_seeds = len(stack.weights[0]) // len(parts)
         seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), part)) for part in parts]
         fewest = min(map(len, seen))
         size = min(fewest, max(MIN_ROWS_PER_STEP, args.train_batch_size * args.gradient_accumulation_steps))
@@ -57,7 +58,9 @@ def train_networks(
         ]
         optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
         schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), num_steps * epochs)
-        lowest, best, judged = math.inf, stack.state_dict(), _judge_unseen(stack, inputs, objective, parts)
+        lowest = math.inf
+        best = stack.state_dict()
+        judged = _judge_unseen(stack, inputs, objective, parts)
         for _ in range(epochs):
             stack.train()
             orders = [rows[torch.randperm(len(rows))[: num_steps * size]] for rows in seen for _ in range(num_seeds)]
@@ -69,7 +72,8 @@ def train_networks(
             unseen = _judge_unseen(stack, inputs, objective, parts)
             error = float(objective.errors(unseen, held_out))
             if error < lowest:
-                lowest, judged = error, unseen
+                lowest = error
+                judged = unseen
                 best = {name: value.clone() for name, value in stack.state_dict().items()}
         stack.load_state_dict(best)
         stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
@@ -80,9 +84,10 @@ def train_networks(
 def _judge_unseen(
     stack: NetworkStack, inputs: torch.Tensor, objective: Objective, parts: Sequence[NDArray[np.int64]]
 ) -> FloatArray:
-    """`objective.judged` of the rows of each part by the mean over seeds of its networks, part after part."""
+    """Predicts rows of each fold by the mean over seeds of its networks, as `objective.judged`, fold after fold."""
     stack.eval()
-    longest, num_seeds = max(map(len, parts)), len(stack.weights[0]) // len(parts)
+    longest = max(map(len, parts))
+    num_seeds = len(stack.weights[0]) // len(parts)
     padded = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts for _ in range(num_seeds)]))
     means = []
     for rows in padded.to(inputs.device).split(EVALUATED_ROWS, dim=1):

@@ -27,7 +27,10 @@ class SquaredError:
         labels: (n,), label units.
     """
 
-    measure, link, num_outputs, penalties = "RMSE", "identity", 1, PENALTIES
+    measure = "RMSE"
+    link = "identity"
+    num_outputs = 1
+    penalties = PENALTIES
 
     def __init__(self, labels: FloatArray, num_outputs: int = 1):
         self.labels = labels
@@ -35,11 +38,11 @@ class SquaredError:
         self.targets = torch.from_numpy((labels - self.shift) / self.scale).float()
 
     def constant(self, rows: NDArray[np.int64]) -> FloatArray:
-        """The best prediction of `rows` that is the same for all, as `link` makes it, (num_outputs,)."""
+        """Computes the best prediction of `rows` that is the same for all, as `link` makes it, (num_outputs,)."""
         return self.labels[rows].mean(keepdims=True)
 
     def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-        """Linear models of each penalty on the features of `rows`, (n, d).
+        """Fits linear models of each penalty on the features of `rows`, (n, d).
 
         Returns:
             Weights (penalties, d, num_outputs) and levels (penalties, num_outputs).
@@ -48,16 +51,16 @@ class SquaredError:
         return weights.T[..., None], levels[:, None]
 
     def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The sum over networks of each one's mean loss: outputs (number, n, num_outputs), rows (number, n)."""
+        """Sums over networks each one's mean loss: outputs (number, n, num_outputs), rows (number, n)."""
         targets = self.targets.to(outputs.device)[rows]
         return (outputs.squeeze(-1) - targets).square().mean(1).sum()
 
     def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
-        """What of predictions, (n, num_outputs) as `link` makes them, the error is of: (entries,)."""
+        """Returns what of predictions, (n, num_outputs) as `link` makes them, the error is of: (entries,)."""
         return predicted[:, 0].astype(np.float64)
 
     def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
-        """Of each of m members, (m, entries) -> (m,)."""
+        """Computes the error of each of m members, (m, entries) -> (m,)."""
         return np.sqrt(np.square(judged - self.labels[rows]).mean(-1))
 
     def predicted(self, judged: FloatArray) -> FloatArray | None:
@@ -73,33 +76,36 @@ class LogLoss:
         num_outputs: classes, or k.
     """
 
-    measure, penalties = "log loss", CLASS_PENALTIES
-    shift, scale = 0.0, 1.0
+    measure = "log loss"
+    penalties = CLASS_PENALTIES
+    shift = 0.0
+    scale = 1.0
 
     def __init__(self, labels: FloatArray, num_outputs: int):
-        self.num_outputs, self.is_set = num_outputs, labels.ndim == 2
+        self.num_outputs = num_outputs
+        self.is_set = labels.ndim == 2
         self.link = "sigmoid" if self.is_set else "softmax"
         self.labels = np.where(labels == UNKNOWN, np.nan, labels)
         self.targets = torch.from_numpy(labels).to(torch.float32 if self.is_set else torch.int64)
 
     def constant(self, rows: NDArray[np.int64]) -> FloatArray:
-        """The shares of classes, or of ones, each label seen half a time more than it was."""
+        """Computes the shares of classes, or of ones, each label seen half a time more than it was."""
         return find_shares(self.labels[rows], None if self.is_set else self.num_outputs, 0.5)
 
     def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-        """As of `SquaredError`: logistic regressions."""
+        """Fits logistic regressions, as `SquaredError` fits linear ones."""
         weights, levels = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.penalties))
         return np.stack(weights), np.stack(levels)
 
     def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """As of `SquaredError`."""
+        """Computes as `SquaredError` does."""
         targets = self.targets.to(outputs.device)[rows]
         known = targets.ne(UNKNOWN)
         losses = class_losses(outputs, targets) * known
         return (losses.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)).sum()
 
     def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
-        """The probability of what is true, of each label that is known."""
+        """Returns the probability of what is true, of each label that is known."""
         labels = self.labels[rows]
         known = np.isfinite(labels)
         if self.is_set:
@@ -107,7 +113,7 @@ class LogLoss:
         return predicted[known, labels[known].astype(np.int64)].astype(np.float64)
 
     def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
-        """As of `SquaredError`."""
+        """Computes as `SquaredError` does."""
         return -np.log(judged.clip(LEAST)).mean(-1)
 
     def predicted(self, judged: FloatArray) -> FloatArray | None:

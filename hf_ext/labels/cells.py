@@ -66,13 +66,13 @@ def shorten(value: object, limit: int = 40) -> str:
 
 
 def show_names(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Names the first, and says how many more there are."""
     more = len(names) - MAX_NAMED
     return ", ".join(map(shorten, names[:MAX_NAMED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def write_name(cell: object) -> str:
-    """A class as its name: text without blanks around it, whole numbers without a decimal point."""
+    """Writes a class as its name: text without blanks around it, whole numbers without a decimal point."""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
 
 
@@ -139,16 +139,17 @@ def split_items(cell: object) -> list[Any]:
 
 
 def split_letters(cell: object) -> list[Any]:
-    """As `split_items`, and a word alone as its letters."""
+    """Splits as `split_items` does, and a word alone into its letters."""
     items = split_items(cell)
     return [*items[0]] if isinstance(cell, str) and items == [cell.strip()] else items
 
 
 def judge_label(cell: object) -> Judged:
-    """A single cell as (label, bound), NaN where it is refused."""
+    """Judges a single cell as (label, bound), NaN where it is refused."""
     match = _LABEL(cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")) if isinstance(cell, str) else None
     if match:
-        bound, value = SIGNS.get(match[1], 0), float(match[2])
+        bound = SIGNS.get(match[1], 0)
+        value = float(match[2])
     elif is_missing(cell):
         return Judged((math.nan, 0), "the label is missing", "Fill it in, or leave the row out.")
     elif isinstance(cell, bool) or not isinstance(cell, int | float):
@@ -158,7 +159,8 @@ def judge_label(cell: object) -> Judged:
         )
         return Judged((math.nan, 0), "the label is not a number", remedy)
     else:
-        bound, value = 0, float(cell)
+        bound = 0
+        value = float(cell)
     if abs(value) > MAX_ABS_LABEL:
         return Judged((math.nan, 0), "the label is larger than 1e30", "Change the unit, or use a logarithm.")
     return Judged((value, bound))
@@ -168,7 +170,10 @@ def judge_label(cell: object) -> Judged:
 
 
 def order_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Numbers by size, else by the alphabet; of two the one that means yes, or to which the other adds `non-`, last."""
+    """Sorts numbers by size, else by the alphabet.
+
+    Of two the one that means yes, or to which the other adds `non-`, last.
+    """
     found = sorted({*names})
     try:
         return tuple(sorted(found, key=lambda name: (float(name), name)))
@@ -179,7 +184,7 @@ def order_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def as_bit(cell: object) -> float | None:
-    """1 or 0 of a cell that says yes or no; None of others."""
+    """Reads 1 or 0 from a cell that says yes or no; None from others."""
     return BITS.get(drop_zeros(write_name(cell)).lower())
 
 

@@ -128,7 +128,8 @@ class NamedKind(LabelKind):
         return [f"{where}: classes that differ in spelling only: {show_names(same)}. Spell them alike."] if same else []
 
     def _doubt_single(self, counts: Mapping[str, int]) -> list[str]:
-        single, num = sum(count == 1 for count in counts.values()), len(counts)
+        single = sum(count == 1 for count in counts.values())
+        num = len(counts)
         if single <= num / 2:
             return []
         where = f"column {self.columns[0]!r}"
@@ -199,7 +200,8 @@ class Classes(NamedKind):
     label_shape = ()
     repeats = True
     chart = "confusion"
-    hub_task, hub_name = "text-classification", "Classification of protein sequences"
+    hub_task = "text-classification"
+    hub_name = "Classification of protein sequences"
     returns = "the name of a class per row; predict_proba returns the probability of each"
 
     @property
@@ -222,7 +224,9 @@ class Classes(NamedKind):
 
     def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
         """Raises DataError where classes are the rows' own names."""
-        where, num, shown = f"column {self.columns[0]!r}", len(counts), show_names(self.names)
+        where = f"column {self.columns[0]!r}"
+        num = len(counts)
+        shown = show_names(self.names)
         if num == num_rows > 2:
             raise DataError(
                 f"{where}: each of the {num:,} rows has a class of its own ({shown}): these are names of rows, from "

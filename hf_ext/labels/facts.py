@@ -188,7 +188,8 @@ class Facts:
         """Says whether numbers are 0 and 1, or whole ones from 0 on of which none is left out and each has its rows."""
         if not self.are_numbers():
             return False
-        num, is_whole = len(self.distinct), not pa.types.is_floating(self.column.type)
+        num = len(self.distinct)
+        is_whole = not pa.types.is_floating(self.column.type)
         counted = {*map(str, range(num))}
         is_counted = is_whole and num >= MIN_CLASSES and len(self.column) >= MIN_ROWS * num and self.distinct == counted
         return is_counted or {*map(as_bit, self.distinct)} == {0.0, 1.0}

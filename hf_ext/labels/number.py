@@ -86,7 +86,8 @@ class Number(NumericKind):
         if mark_column := table.censor_column:
             marks, judged, refused = table.judge(mark_column, _judge_mark)
             given = np.array([one.value for one in judged], np.float64)[marks.number]
-            rule, remedy = "the censoring mark contradicts the sign written in the label", "Correct one of them."
+            rule = "the censoring mark contradicts the sign written in the label"
+            remedy = "Correct one of them."
             wrong = np.flatnonzero((given != UNSAID) & (bounds != 0) & (given != bounds))
             shown = [shorten(marks.cells[marks.number[i]].as_py()) for i in wrong]
             errors += refused

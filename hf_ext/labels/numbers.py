@@ -30,7 +30,9 @@ class NumericKind(LabelKind):
     can_stream = True
     has_probabilities = False
     losses: ClassVar[tuple[str, ...]] = ("mse", "huber")
-    constant_name, linear_name, prior_rows = "training mean", "ridge", 0
+    constant_name = "training mean"
+    linear_name = "ridge"
+    prior_rows = 0
     hub_task = "regression"
 
     def judge(self, cell: object) -> Judged:
@@ -118,7 +120,8 @@ class Numbers(NumericKind):
         """Returns a column for each number that cells list, by its name, and an error for each list of other length."""
         (name,) = self.columns
         nothing = [None] * self.num_outputs
-        lists, errors = [], []
+        lists = []
+        errors = []
         for row, cell in zip(table.rows.tolist(), table.table[name].to_pylist()):
             items = nothing if is_missing(cell) else split_items(cell)
             if len(items) != self.num_outputs:
@@ -160,7 +163,8 @@ def read_values(kind: LabelKind, table: LabelTable, columns: Mapping[str, Any], 
         errors = [*errors, *refused, *kind.find_wrong(values[-1], name, table.rows)]
     labels = np.stack(values, 1)
     named = {error.row for error in errors}
-    rule, remedy = "no label of the row is known", "Fill in one of them, or leave the row out."
+    rule = "no label of the row is known"
+    remedy = "Fill in one of them, or leave the row out."
     bare = [row for row in table.rows[np.isnan(labels).all(1)].tolist() if row not in named]
     errors += [RowError(row, kind.columns[0], "", rule, remedy) for row in bare]
     return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
@@ -181,7 +185,8 @@ def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows:
     others = np.unique(labels[np.isfinite(labels) & ~is_nines]) if is_nines.any() else labels[:0]
     if len(others) < MIN_OTHERS:
         return []
-    low, high = float(others[0]), float(others[-1])
+    low = float(others[0])
+    high = float(others[-1])
     may_be_measured = (labels > 0) & (low > 0) & (high > MAX_RATIO * low)
     is_far = (np.maximum(labels - high, low - labels) > FAR * (high - low)) & ~may_be_measured
     rule = f"the label reads as a missing value, all others lie between {low:g} and {high:g}"

@@ -158,7 +158,8 @@ class ResidueClasses(ResidueKind, Classes):
     task = "residue_classification"
     arrow_type = pa.list_(pa.int64())
     chart = ""
-    hub_task, hub_name = "token-classification", "Classification of residues"
+    hub_task = "token-classification"
+    hub_name = "Classification of residues"
     returns = "a class for each residue of a row; predict_proba returns the probability of each"
 
     @property

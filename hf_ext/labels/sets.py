@@ -39,7 +39,8 @@ class LabelSets(NamedKind):
     takes_columns = True
     arrow_type = pa.list_(pa.float64())
     constant_name = "label frequencies"
-    hub_task, hub_name = "text-classification", "Labels of protein sequences, several at once"
+    hub_task = "text-classification"
+    hub_name = "Labels of protein sequences, several at once"
     returns = "the names of a row's labels; predict_proba returns the probability of each"
 
     def names_of(self, cell: object) -> list[str]:

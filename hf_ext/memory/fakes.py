@@ -45,7 +45,7 @@ class LayerSlice:
 
 
 def slice_layers(model: nn.Module) -> list[LayerSlice]:
-    """What is kept of each list of `block_lists`: it stands for the whole, whatever its depth."""
+    """Chooses what is kept of each list of `block_lists`: it stands for the whole, whatever its depth."""
     slices = []
     for name, layers in block_lists(model).items():
         # What goes into the first layer is held by the caller; where layers keep nothing else, that would count.
@@ -56,7 +56,7 @@ def slice_layers(model: nn.Module) -> list[LayerSlice]:
 
 
 def _alike(layers: nn.ModuleList | nn.Sequential) -> bool:
-    """Whether all layers but the first (T5's has the position bias) have the same weights, training the same.
+    """Returns whether all layers but the first (T5's has the position bias) have the same weights, training the same.
 
     None of them is in the list twice, and a list that computes by itself does it as `nn.Sequential`.
     """
@@ -72,7 +72,9 @@ def _alike(layers: nn.ModuleList | nn.Sequential) -> bool:
 
 
 def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = False) -> nn.Module:
-    """A copy with the layers that `slices` keep, its weights fake tensors on the CPU; to be called in a fake mode.
+    """Copies a model with the layers that `slices` keep, its weights fake tensors on the CPU.
+
+    To be called in a fake mode.
 
     What was changed on the model (attention, packing, adapters, a fused GELU) is changed on the copy. Not for
     compiled layers, whose code is no part of the module.
@@ -106,7 +108,10 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
 
 
 def _computes(hook: object) -> bool:
-    """Whether a hook is part of what the model computes; others count or time what passes, and shall not see this."""
+    """Returns whether a hook is part of what the model computes.
+
+    Others count or time what passes, and shall not see this.
+    """
     return str(getattr(hook, "__module__", "")).split(".")[0] in ("transformers", "peft")
 
 
@@ -118,7 +123,7 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fake_batch(mode: FakeTensorMode, value: object) -> Any:
-    """The batch with every tensor in it a fake one; numbers, layouts of packed rows and the like stay readable."""
+    """Makes every tensor in the batch a fake one; numbers, layouts of packed rows and the like stay readable."""
     if isinstance(value, torch.Tensor):
         return mode.from_tensor(value.cpu()) if value.device.type != "meta" else torch.empty_like(value, device="cpu")
     if isinstance(value, dict):
@@ -172,5 +177,5 @@ def _widened(value: Any) -> Any:
 
 
 def autocast_rule(kind: str) -> AbstractContextManager[Any]:
-    """Within it, autocast on CPU tensors computes as that of a device of `kind`; backward must be inside of it too."""
+    """Makes autocast on CPU tensors compute as that of a device of `kind`; backward must be inside of it too."""
     return nullcontext() if kind == "cpu" else _CudaRule()

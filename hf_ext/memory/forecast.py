@@ -83,7 +83,7 @@ class Forecast:
         return self.weights + self.gradients + self.optimizer + self.activations + self.buckets
 
     def lines(self) -> list[tuple[str, int]]:
-        """(what, bytes), which add up to the peak."""
+        """Returns (what, bytes), which add up to the peak."""
         working = "activations" if self.moment == "backward pass" else "the optimizer's working copies"
         lines = [
             ("weights", self.weights),
@@ -142,7 +142,7 @@ class MemoryModel:
         return is_adamw and self.all_gradients > self.forecast(config).peak // 50
 
     def timeline(self, config: TrainConfig) -> Timeline:
-        """What is held at each moment of a pass. Cost: a pass for each way to compute, if `scales`.
+        """Records what is held at each moment of a pass. Cost: a pass for each way to compute, if `scales`.
 
         Raises:
             CANNOT_TRACE: the model does not compute on tensors without values; and whatever else it raises.
@@ -167,28 +167,29 @@ class MemoryModel:
             return record_pass(ledger, model.train(), self.slices, fake_batch(mode, batch), half, self.kind)
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
-        """Bytes of weights, of the optimizer's states wherever they lie, and of what a step of it makes besides."""
+        """Counts bytes of weights, of the optimizer's states, and of what a step of it makes besides."""
         states = optimizer_bytes(self.model, config.optimizer, config.is_muon)
         return weight_bytes(self.model, self.base_layers if config.has_half_base else ()), *states
 
     def forecast(self, config: TrainConfig) -> Forecast:
-        """The fullest moment of a step; see `timeline` for errors and cost."""
+        """Predicts the fullest moment of a step; see `timeline` for errors and cost."""
         weights, states, working = self.stored(config)
         peak = self.timeline(config).peak(self.all_gradients if config.passes > 1 else 0)
         buckets = self.all_gradients if self.sends_gradients else 0
         if config.on_host:  # which steps tensor by tensor, fused
-            states, working = 0, 0
+            states = 0
+            working = 0
         backward = Forecast(weights, peak.gradients, states, peak.activations, buckets)
         step = Forecast(weights, self.all_gradients, states, working, buckets, "optimizer step")
         return max(backward, step, key=lambda found: found.peak)
 
     def stored_forecast(self, config: TrainConfig) -> Forecast:
-        """What stands between two passes, by formula: nothing of what a pass itself holds."""
+        """Predicts by formula what stands between two passes: nothing of what a pass itself holds."""
         weights, states, _ = self.stored(config)
         return Forecast(weights, self.all_gradients, 0 if config.on_host else states, 0)
 
     def try_forecast(self, config: TrainConfig) -> Forecast | None:
-        """As `forecast`; None where the model does not compute so on tensors without values."""
+        """Predicts as `forecast` does; None where the model does not compute so on tensors without values."""
         try:
             return self.forecast(config)
         except CANNOT_TRACE:
@@ -199,7 +200,7 @@ class MemoryModel:
 
 
 def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, Any]:
-    """Rows of `length` tokens, with labels.
+    """Makes rows of `length` tokens, with labels.
 
     Args:
         locates_labels: with where labels stand, for a head that computes there only.
@@ -215,7 +216,7 @@ def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, A
 def affinity_batch(
     lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int, kind: LabelKind
 ) -> dict[str, Any]:
-    """Rows for an `AffinityModel`.
+    """Makes rows for an `AffinityModel`.
 
     Args:
         lengths: input name -> tokens, of those that are encoded while training.

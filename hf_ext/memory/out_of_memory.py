@@ -19,7 +19,7 @@ class DidNotFit(Exception):
 
 
 def attempt(work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises; where it is out of memory, all that it held is let go first.
+    """Calls `work`; where it is out of memory, releases all that it held before that is raised.
 
     An error's traceback holds the frames it passed, and they the tensors: as long as the error is alive, so are they.
 

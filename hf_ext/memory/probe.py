@@ -23,7 +23,9 @@ from .fakes import HALF, LayerSlice, autocast_rule
 
 Direction = Literal["forward", "backward"]
 BLOCK_BYTES = 512  # CUDA's caching allocator rounds to it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
-WEIGHTS, GRADIENTS, OTHER = "weights", "gradients", "other"
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+OTHER = "other"
 
 
 class Repeat(NamedTuple):
@@ -67,13 +69,15 @@ class Timeline:
     growing: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
     def peak(self, standing: int = 0) -> Peak:
-        """The fullest moment.
+        """Finds the fullest moment.
 
         Args:
             standing: bytes of all gradients where they are there from a pass before; 0 where they are made in this one.
         """
         levels = np.stack([self.others, self.gradients])
-        pieces, shift, start = [], np.zeros((2, 1), np.int64), 0
+        pieces = []
+        shift = np.zeros((2, 1), np.int64)
+        start = 0
         for repeat in (*self.repeats, Repeat(len(self.others), len(self.others), 1)):
             pieces.append(levels[:, start : repeat.end] + shift)
             if repeat.end > repeat.start:
@@ -87,7 +91,7 @@ class Timeline:
         return Peak(int(others[moment]), int(gradients[moment]))
 
     def with_rows(self, share: float) -> Timeline:
-        """The timeline of `share` times as many rows: exact, but for rounding."""
+        """Returns the timeline of `share` times as many rows: exact, but for rounding."""
         others = self.others + (share - 1) * self.growing
         return replace(self, others=np.rint(others).astype(np.int64), growing=share * self.growing)
 
@@ -117,7 +121,8 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self, block: int = BLOCK_BYTES, rows: int = 0):
         super().__init__()
-        self.block, self.rows = block, rows
+        self.block = block
+        self.rows = rows
         self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OTHER), 0)
         self.peak = self.growing = 0
         self.levels: list[tuple[int, int, int]] = []
@@ -210,9 +215,10 @@ class Ledger(TorchDispatchMode):
         self._is_between = False
 
     def _mark(self, direction: Direction, number: int, part: LayerSlice) -> None:
-        """Where the layer that stands for all in the middle begins and ends, in both directions."""
+        """Marks where the layer that stands for all in the middle begins and ends, in both directions."""
         after = part.first + (1 if direction == "forward" else -1)
-        key, moment = (part.name, direction), len(self.levels)
+        key = (part.name, direction)
+        moment = len(self.levels)
         if number == part.first:
             self._begun[key] = moment
         elif number == after and key in self._begun:
@@ -222,7 +228,7 @@ class Ledger(TorchDispatchMode):
 def record_pass(
     ledger: Ledger, model: Any, parts: Sequence[LayerSlice], batch: dict[str, Any], half: bool, kind: str
 ) -> Timeline:
-    """One forward and backward pass with the ledger beside it, of real tensors on a CPU or of fake ones.
+    """Records one forward and backward pass with the ledger, of real tensors on a CPU or of fake ones.
 
     Args:
         parts: of the model that `model` was copied from; none for a model that stands for itself.
@@ -256,7 +262,7 @@ def record_pass(
 
 
 def _loss(outputs: Any) -> torch.Tensor:
-    """The model's own; of one without, the sum of what it puts out first."""
+    """Returns the model's own loss; of one without, the sum of what it puts out first."""
     found = outputs.get("loss") if isinstance(outputs, dict) else None
     first = outputs[0] if found is None else found
     return first if first.dim() == 0 else first.float().sum()

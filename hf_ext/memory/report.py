@@ -22,7 +22,7 @@ NOT_CALIBRATED = "not calibrated on a card"
 
 
 def usable_bytes(capacity: int, kind: str) -> int:
-    """Of a device's memory, what predictions may fill.
+    """Returns what predictions may fill of a device's memory.
 
     Args:
         capacity: bytes that the driver reports; on a CPU, that are free.
@@ -68,7 +68,10 @@ def find_switches(memory: MemoryModel, config: TrainConfig, offers: Sequence[Off
 
 
 def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:
-    """Most rows of one pass that fit into `room` bytes; 0 if not even one does. Of models whose passes scale."""
+    """Finds the most rows of one pass that fit into `room` bytes; 0 if not even one does.
+
+    Of models whose passes scale.
+    """
     rows = range(1, MOST_ROWS)
     return bisect.bisect_right(rows, room, key=lambda number: memory.forecast(replace(config, rows=number)).peak)
 
@@ -82,7 +85,7 @@ class Fix(NamedTuple):
 
 
 def find_fix(memory: MemoryModel, config: TrainConfig, room: int, offers: Sequence[Offer] = ()) -> Fix | None:
-    """What makes a step fit into `room`, its effective batch as it is; None where nothing does.
+    """Finds what makes a step fit into `room`, its effective batch as it is; None where nothing does.
 
     Passes of half the rows come first: they change nothing but the pace. Then one switch after another, and of these
     those that are needed, with as many rows in a pass as fit.
@@ -100,7 +103,8 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, offers: Sequen
         return None
 
     chosen: dict[str, Switch] = {}
-    fix, left = fit(chosen), find_switches(memory, config, offers)
+    fix = fit(chosen)
+    left = find_switches(memory, config, offers)
     while fix is None and left:
         switch = left.pop(0)
         chosen[switch.part] = switch
@@ -108,7 +112,8 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, offers: Sequen
     for part in [*chosen] if fix else []:
         others = {name: switch for name, switch in chosen.items() if name != part}
         if (smaller := fit(others)) is not None:
-            fix, chosen = smaller, others
+            fix = smaller
+            chosen = others
     return fix
 
 
@@ -142,10 +147,14 @@ class MemoryReport:
         return self.room is None or self.forecast.peak <= self.room
 
     def options(self, by_tokens: bool = False) -> str:
-        """What makes it fit, on the command line, smaller passes first; "" where it does, or where nothing would."""
+        """Returns what makes it fit, on the command line, smaller passes first.
+
+        "" where it does, or where nothing would.
+        """
         if self.fix is None:
             return ""
-        parts, rows = [], self.fix.config.rows
+        parts = []
+        rows = self.fix.config.rows
         if rows < self.config.rows:
             by_rows = f"--per_device_train_batch_size {rows}"
             size = f"--max_tokens_per_batch {rows * self.length}" if by_tokens else by_rows
@@ -154,7 +163,7 @@ class MemoryReport:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns a JSON-able dictionary."""
         return {
             "predicted_peak_bytes": self.forecast.peak,
             "lines": dict(self.forecast.lines()),
@@ -175,7 +184,7 @@ class MemoryReport:
 def report_memory(
     memory: MemoryModel, config: TrainConfig, length: int, capacity: int | None, offers: Sequence[Offer] = ()
 ) -> MemoryReport:
-    """Everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
+    """Reports everything that can be said of a step before it is taken. Errors and cost: as `MemoryModel.timeline`.
 
     Args:
         length: tokens of each row.
@@ -198,8 +207,12 @@ def report_memory(
 
 
 def format_memory(report: MemoryReport) -> list[str]:
-    """Lines for a page: the step, what is counted on, the largest batch; and where the step does not fit, a fix."""
-    found, rows = report.forecast, report.config.rows
+    """Formats lines for a page: the step, what is counted on, the largest batch.
+
+    And where the step does not fit, a fix.
+    """
+    found = report.forecast
+    rows = report.config.rows
     parts = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in found.lines())
     line = f"memory of {rows:,} rows of {report.length:,} tokens: {parts}; {units.memory(found.peak)} in all"
     if report.room is not None:

@@ -9,10 +9,13 @@ from torch import nn
 
 from ..models.optimizers import block_matrices
 
-WEIGHT_BYTES, HALF_BYTES = 4, 2
+WEIGHT_BYTES = 4
+HALF_BYTES = 2
 # bitsandbytes keeps tensors below this size in 32 bits, and a float32 scale per 256 numbers of the others
 # (bitsandbytes/optim/optimizer.py, init_state); torchao likewise (torchao/optim/adam.py).
-SMALL_TENSOR, STATE_BLOCK, STATE_BLOCK_4BIT = 4096, 256, 128
+SMALL_TENSOR = 4096
+STATE_BLOCK = 256
+STATE_BLOCK_4BIT = 128
 # By parts of the names of Trainer's `--optim`: numbers kept of each weight, if not AdamW's two; of which tensor a step
 # makes a float32 copy, where it goes one by one; and what steps without copies. torch's others step all tensors at
 # once on a GPU, with one copy of each.
@@ -22,23 +25,23 @@ COPY_NONE = ("fused", "sgd", "lion", "ademamix", "bnb", "paged", "adamw_8bit")
 
 
 def weight_bytes(model: nn.Module, half_layers: Sequence[nn.Linear] = ()) -> int:
-    """Weights and buffers, each once, those of `half_layers` in half precision."""
+    """Counts bytes of weights and buffers, each once, those of `half_layers` in half precision."""
     total = sum(tensor.nbytes for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
     return total - sum(layer.weight.nbytes - layer.weight.numel() * HALF_BYTES for layer in half_layers)
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Of all weights that train."""
+    """Counts bytes of gradients, of all weights that train."""
     return sum(parameter.nbytes for parameter in trained(model))
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that train, each once."""
+    """Lists parameters that train, each once."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple[int, int]:
-    """States of an optimizer, and what a step of it makes besides and lets go of again.
+    """Counts bytes of an optimizer's states, and of what a step of it makes besides and releases again.
 
     Args:
         name: a value of Trainer's `--optim`; of one that is not known, what AdamW takes.
@@ -46,7 +49,8 @@ def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     matrices = {id(p) for p in block_matrices(model)} if is_muon else set()
-    kept, sizes = 0, [0]
+    kept = 0
+    sizes = [0]
     for parameter in trained(model):
         sizes.append(parameter.numel() * WEIGHT_BYTES)
         is_matrix = id(parameter) in matrices
@@ -59,7 +63,8 @@ def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple
 
 
 def _state_bytes(name: str, parameter: torch.Tensor, is_table: bool) -> int:
-    size, bits = parameter.numel(), 8 if "8bit" in name else 4 if "4bit" in name else 32
+    size = parameter.numel()
+    bits = 8 if "8bit" in name else 4 if "4bit" in name else 32
     if name == "adafactor":  # of a matrix, a number per row and per column
         rows_and_columns = size // parameter.shape[-1] + size // parameter.shape[-2] if parameter.dim() >= 2 else size
         return rows_and_columns * WEIGHT_BYTES

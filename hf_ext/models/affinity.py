@@ -72,7 +72,7 @@ class AffinityModel(PreTrainedModel):
 
     @classmethod
     def from_encoders(cls, encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityModel:
-        """A new model on pretrained encoders, with an untrained head; `settings` go to `AffinityConfig`."""
+        """Builds a new model on pretrained encoders, with an untrained head; `settings` go to `AffinityConfig`."""
         model = cls(build_config(encoders, towers, **settings))
         for name in model.encoders:
             # Adapters are made on the pretrained weights: DoRA's magnitudes are their norms, and the random
@@ -83,7 +83,7 @@ class AffinityModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; LoRA towers take their base weights from the encoder they name.
+        """Loads as transformers does; LoRA towers take their base weights from the encoder they name.
 
         Raises:
             ArgumentError: weights of the head or of its ensemble are missing, or are those of another form of head:
@@ -130,7 +130,7 @@ class AffinityModel(PreTrainedModel):
         return getattr(torch, self.config.encoder_autocast) if self.config.encoder_autocast else None
 
     def tower_of(self, name: str) -> TowerSpec:
-        """The tower that encodes input `name`.
+        """Returns the tower that encodes input `name`.
 
         Raises:
             ArgumentError: the model has no such input.
@@ -141,7 +141,7 @@ class AffinityModel(PreTrainedModel):
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
 
     def fill_of(self, name: str) -> torch.Tensor:
-        """What stands for the embedding of input `name` in rows that lack it: (width,), float32."""
+        """Returns what stands for the embedding of input `name` in rows that lack it: (width,), float32."""
         widths = self.embedding_sizes
         return dict(zip(widths, self.head.fill.split([*widths.values()])))[name]
 
@@ -174,7 +174,7 @@ class AffinityModel(PreTrainedModel):
         self._list_references()
 
     def read_layer(self, index: int, layer: int) -> None:
-        """From here on the states of encoder `index` are those of its layer `layer`, from 1; layers above go."""
+        """Sets which layer of encoder `index` gives its states, from 1; drops the layers above."""
         self.config.encoders[index] = {**self.config.encoders[index], "layer": layer}
         if str(index) in self.encoders:
             encoder: Any = self.encoders[str(index)]
@@ -182,14 +182,17 @@ class AffinityModel(PreTrainedModel):
         self._describe_encoders()
 
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; where no encoder trains there are no activations to recompute, and nothing is done."""
+        """Does what transformers does.
+
+        Where no encoder trains there are no activations to recompute, and nothing is done.
+        """
         if any(spec.training != "frozen" for spec in self.config.encoder_specs):
             super().activation_checkpointing_enable(*args, **kwargs)
             # Reentrant checkpointing asks the inputs of a block whether to record it, and frozen embeddings say no.
             self.enable_input_require_grads()
 
     def train(self, mode: bool = True) -> AffinityModel:
-        """As in torch, but frozen encoders stay in evaluation mode: dropout would make their embeddings noise."""
+        """Sets the mode as torch does, but keeps frozen encoders in evaluation mode: dropout would add noise."""
         super().train(mode)
         for index, spec in enumerate(self.config.encoder_specs):
             if spec.training == "frozen" and str(index) in self.encoders:
@@ -197,7 +200,9 @@ class AffinityModel(PreTrainedModel):
         return self
 
     def encode(self, name: str, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Pooled embeddings of one input; where residues have labels, the states of all of them, one after another.
+        """Encodes one input: pooled embeddings.
+
+        Where residues have labels, the states of all of them, one after another.
 
         Args:
             name: input name, such as `heavy` or `heavy+light`.
@@ -247,7 +252,9 @@ class AffinityModel(PreTrainedModel):
         Raises:
             ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
         """
-        pooled, absent, per_residue = dict(embeddings or {}), dict(missing or {}), self.config.kind.per_residue
+        pooled = dict(embeddings or {})
+        absent = dict(missing or {})
+        per_residue = self.config.kind.per_residue
         for name, batch in (sequences or {}).items():
             pooled[name] = self.encode(name, batch)
             if per_residue:
@@ -282,7 +289,7 @@ class AffinityModel(PreTrainedModel):
         return AffinityOutput(loss=loss, logits=logits)
 
     def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
-        """Which of the features, (n, sum of widths), belong to inputs that their rows lack: of that shape, bool."""
+        """Marks features, (n, sum of widths), of inputs that their rows lack: of that shape, bool."""
         if unknown := sorted(absent.keys() - self.embedding_sizes.keys()):
             raise ArgumentError(f"missing names {unknown}; this model reads {[*self.embedding_sizes]}.")
         present = features.new_zeros(len(features), dtype=torch.bool)
@@ -290,7 +297,7 @@ class AffinityModel(PreTrainedModel):
         return torch.cat(blocks, dim=1)
 
     def set_ensemble(self, ensemble: HeadEnsemble | None) -> None:
-        """From here on predictions are those of `ensemble`, on the standardised embeddings; None: the head's own.
+        """Sets the ensemble that predicts from here on, from the standardised embeddings; None: the head's own.
 
         The loss stays that of the head. Intervals of the predictions before are dropped.
         """
@@ -348,7 +355,7 @@ class AffinityModel(PreTrainedModel):
     def row_losses(
         self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Summed loss of each row, (n,), from `forward`'s logits and its arguments.
+        """Sums the loss of each row, (n,), from `forward`'s logits and its arguments.
 
         None for "ranking", which needs pairs, and with an ensemble, whose logits are not what the loss is of.
         """
@@ -362,12 +369,12 @@ class AffinityModel(PreTrainedModel):
         return LOSSES[type(self.config.kind)](self.config)
 
     def _label_losses(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
-        """Loss of each label, of the shape of `labels`; 0 where it is not known."""
+        """Computes the loss of each label, of the shape of `labels`; 0 where it is not known."""
         losses = self._loss.of_labels(output, labels, bounds)
         return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
 
     def save_pretrained(self, save_directory: Any, *, state_dict: dict | None = None, **kwargs: Any) -> None:  # type: ignore[override]
-        """As in transformers, but referenced encoder weights are left out, and names are those of the modules.
+        """Saves as transformers does, but leaves out referenced encoder weights; names are those of the modules.
 
         transformers 5.24 writes ESM's LayerNorms as gamma/beta, which `Trainer`'s raw `load_state_dict` then drops
         (https://github.com/huggingface/transformers/issues/43701); `save_original_format=False` keeps our names. Remove
@@ -378,7 +385,7 @@ class AffinityModel(PreTrainedModel):
         super().save_pretrained(save_directory, state_dict=state_dict, **kwargs)
 
     def _is_referenced(self, key: str) -> bool:
-        """Whether a state-dict entry belongs to encoder weights that are stored by reference."""
+        """Returns whether a state-dict entry belongs to encoder weights that are stored by reference."""
         if self.config.save_full or not key.startswith("encoders."):
             return False
         training = self.config.encoder_specs[int(key.split(".")[1])].training
@@ -402,7 +409,7 @@ class AffinityModel(PreTrainedModel):
         self._list_references()
 
     def _in_float32(self, index: int) -> PreTrainedModel:
-        """A LoRA encoder whose base was rounded, with the base read again, in its place."""
+        """Puts a LoRA encoder whose base was read again, in float32, in the place of one whose base was rounded."""
         rounded = self.encoders[str(index)]
         encoder: Any = build_encoder(self.config.encoder_specs[index])
         encoder.load_state_dict({k: v for k, v in rounded.state_dict().items() if "lora_" in k}, strict=False)
@@ -423,7 +430,10 @@ class AffinityModel(PreTrainedModel):
 
 
 def in_float32(model: AffinityModel, name: str, encode: Encode) -> Encode | None:
-    """`encode`, which runs the encoder of input `name`, in float32; None where that is what it computes in already."""
+    """Returns `encode`, which runs the encoder of input `name`, in float32.
+
+    None where that is what it computes in already.
+    """
     in_half = model.encoder_autocast is not None or model.encoder_dtype != torch.float32
     if not in_half or name not in model.frozen_inputs:
         return None
@@ -438,7 +448,7 @@ def in_float32(model: AffinityModel, name: str, encode: Encode) -> Encode | None
 
 
 def _inside_lora(name: str) -> str:
-    """`x.query.weight` as PEFT renames it when it wraps the layer: `x.query.base_layer.weight`."""
+    """Renames `x.query.weight` as PEFT does when it wraps the layer: `x.query.base_layer.weight`."""
     module, leaf = name.rsplit(".", 1)
     return f"{module}.base_layer.{leaf}"
 

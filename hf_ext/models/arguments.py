@@ -94,7 +94,7 @@ class ModelArguments:
         return int(self.layer) if self.layer.isdecimal() else None
 
     def per_tower(self, name: str) -> list[str]:
-        """The values of a list argument, one per encoder.
+        """Returns the values of a list argument, one per encoder.
 
         Raises:
             ArgumentError: neither one value nor one per encoder.

@@ -51,7 +51,7 @@ class TowerSpec:
 
 
 def input_name(columns: list[str]) -> str:
-    """Name of an encoder input: `heavy`, or `heavy+light` for a pair."""
+    """Names an encoder input: `heavy`, or `heavy+light` for a pair."""
     return "+".join(columns)
 
 
@@ -160,7 +160,7 @@ def _check_towers(towers: list[TowerSpec]) -> None:
 
 
 def build_config(encoders: list[EncoderSpec], towers: list[TowerSpec], **settings: Any) -> AffinityConfig:
-    """An `AffinityConfig` from specs.
+    """Builds an `AffinityConfig` from specs.
 
     Raises:
         ArgumentError: no tower; and as `AffinityConfig`.

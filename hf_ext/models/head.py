@@ -91,13 +91,13 @@ class RegressionHead(nn.Module):
         return self.input_mean
 
     def standardize(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
-        """(n, sum of widths) -> that shape, float32, with mean 0 and spread 1; 0 where `missing`, likewise (bool)."""
+        """Scales (n, sum of widths) to mean 0 and standard deviation 1, float32; 0 where `missing`, likewise (bool)."""
         if missing is not None:  # chosen, not multiplied: nothing of what stands there gets through, NaN neither
             embeddings = torch.where(missing, self.fill, embeddings.float())
         return (embeddings.float() - self.input_mean) * self.input_scale
 
     def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
-        """(n, sum of widths) float32 -> (n,) or (n, num_outputs), float32.
+        """Maps (n, sum of widths) float32 to (n,) or (n, num_outputs), float32.
 
         Where `missing`, bool of the shape of `embeddings`, `fill` is taken instead.
         """
@@ -146,7 +146,7 @@ class TowerProduct(nn.Module):
         self.output = nn.Linear(2 * rank, num_outputs)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, sum of widths) -> (n, num_outputs)."""
+        """Maps (n, sum of widths) to (n, num_outputs)."""
         projected = [layer(part) for layer, part in zip(self.projections, features.split(self.widths, dim=-1))]
         product = torch.stack(projected).prod(0)
         return self.output(self.dropout(torch.cat([product, self.hidden(features)], dim=-1)))
@@ -169,5 +169,5 @@ class GatedLayer(nn.Module):
         self.output = nn.Linear(size, num_outputs)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, input_size) -> (n, num_outputs)."""
+        """Maps (n, input_size) to (n, num_outputs)."""
         return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))

@@ -42,7 +42,7 @@ def regression_loss(
     tobit_scale: float = 0.25,
     per_row: bool = False,
 ) -> torch.Tensor:
-    """Sum over rows of a loss on standardised labels.
+    """Sums over rows a loss on standardised labels.
 
     Args:
         name: one of `Number.losses`.
@@ -71,7 +71,7 @@ def regression_loss(
 
 
 def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Gaussian negative log-likelihood times scale squared; censored rows by the probability of their tail."""
+    """Computes Gaussian negative log-likelihood times scale squared; censored rows by the probability of their tail."""
     residual = labels - predictions
     exact = 0.5 * residual.square()
     if bounds is None:
@@ -81,7 +81,10 @@ def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor
 
 
 def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
-    """Logistic loss on every pair of rows whose order is known; a row without a comparable partner adds zero."""
+    """Computes a logistic loss on every pair of rows whose order is known.
+
+    A row without a comparable partner adds zero.
+    """
     higher = labels[:, None] > labels[None, :]
     if bounds is not None:
         # i is known to be above j only if i is not "at or below" and j is not "at or above" its label.
@@ -186,7 +189,7 @@ LOSS_KINDS: dict[str, LossKind] = {
 
 
 def find_loss_kind(model: nn.Module) -> LossKind | None:
-    """What the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
+    """Finds what the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
 
     A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and nobody put
     others on the model. A model of ours that computes its loss with `exact_loss` says so by itself, as `loss_kind`.
@@ -200,7 +203,7 @@ def find_loss_kind(model: nn.Module) -> LossKind | None:
 
 
 def has_loss_of(model: Any, family: Any) -> bool:
-    """Whether `model` computes the loss of a class of transformers: with its forward, and the function that this calls.
+    """Returns whether `model` computes the loss of a class of transformers: by its forward and its loss function.
 
     transformers finds the function by the name of the class: for a subclass of another name it may be another one,
     that of causal language models.
@@ -220,7 +223,7 @@ def exact_loss(
     labels: torch.Tensor | None,
     num_items: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Sum of the losses of all items in this batch over the number of items in the whole effective batch.
+    """Divides the summed losses of all items in this batch by the number of items in the whole effective batch.
 
     Args:
         kind: "tokens": cross entropy of `logits` (n, tokens, classes) with `labels` (n, tokens), -100 left out;
@@ -250,7 +253,7 @@ def exact_loss(
 
 
 def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """What each row adds to `exact_loss`, so that batches of any size add up to one mean: (n, 2), float32.
+    """Sums what each row adds to `exact_loss`, so that batches of any size add up to one mean: (n, 2), float32.
 
     Args:
         kind, config, logits, labels: as in `exact_loss`.
@@ -269,12 +272,15 @@ def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: tor
 
 
 def aligned(kind: LossKind, logits: Any, labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """Logits and labels, position by position what predicts and what is predicted."""
+    """Returns logits and labels, position by position what predicts and what is predicted."""
     return (logits[:, :-1], labels[:, 1:]) if kind == "next_tokens" else (logits, labels)
 
 
 def count_items(labels: torch.Tensor) -> torch.Tensor:
-    """Items in a batch: all labels that are measurements (float), of classes those that are not -100; scalar, int64."""
+    """Counts items in a batch: labels that are measurements (float), of classes those that are not -100.
+
+    Scalar, int64.
+    """
     return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(UNKNOWN).sum()
 
 

@@ -29,7 +29,7 @@ TRAININGS = ("frozen", "lora", "full")
 
 
 def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
-    """What `--tower_training` and `--use_peft` mean together: how towers train, and whether any has adapters.
+    """Resolves what `--tower_training` and `--use_peft` mean together: how towers train, and whether any has adapters.
 
     Raises:
         ArgumentError: `--use_peft` asks for adapters, and no tower gets any.
@@ -44,7 +44,9 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
 
 
 def settle_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows: int | None) -> str:
-    """Where each residue has a label: smaller batches and fewer epochs, unless the user set them; a sentence, else "".
+    """Makes batches smaller and epochs fewer where each residue has a label, unless the user set them.
+
+    Says so, else "".
 
     As many epochs as give 1,500 steps, at least 3 and at most those that `args` has.
 
@@ -68,7 +70,7 @@ def settle_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows:
 
 
 def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:
-    """Where `--encoders` was left out: takes the one that suits this machine, and says so in a sentence, else ""."""
+    """Takes the encoder that suits this machine where `--encoders` was left out; says so in a sentence, else ""."""
     if args.encoders:
         return ""
     how = {*(args.tower_training or []), *(["lora"] if training.use_peft else [])}
@@ -82,7 +84,8 @@ def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) 
 
 def fill_in_demo(args: AffinityArguments, data_args: DataArguments, encoders: Sequence[str]) -> Dataset:
     """Makes the arguments name the generated demo data and two encoders from `make_demo_encoders`; its table."""
-    data_args.sequence_columns, data_args.label_column = ["heavy", "light", "antigen"], ["pKd"]
+    data_args.sequence_columns = ["heavy", "light", "antigen"]
+    data_args.label_column = ["pKd"]
     args.encoders = [*encoders]
     args.tower_inputs = ["heavy,light", "antigen"]
     if args.binder_threshold is None:
@@ -97,7 +100,7 @@ def build_model(
     kind: LabelKind | None = None,
     layers: Sequence[int | None] = (),
 ) -> AffinityModel:
-    """A model with pretrained encoders, and a head for `kind` that is untrained or comes from `args.init_head_from`.
+    """Builds a model with pretrained encoders, and a head for `kind`, untrained or from `args.init_head_from`.
 
     Args:
         kind: of label; None: one number.
@@ -116,7 +119,7 @@ def build_model(
 
 
 def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> dict[str, Any]:
-    """What `AffinityConfig` takes besides encoders and towers."""
+    """Returns what `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
     given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
     return {**given, "head_form": form, "label_kind": kind and kind.stored}
@@ -125,7 +128,7 @@ def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> di
 def read_towers(
     args: AffinityArguments, sequence_columns: Sequence[str], lora: LoraSettings | None = None
 ) -> tuple[list[EncoderSpec], list[TowerSpec]]:
-    """Encoders, each once, and the towers that read them; no weights are loaded.
+    """Reads encoders, each once, and the towers that read them; no weights are loaded.
 
     Raises:
         ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read or has no first
@@ -166,7 +169,8 @@ def carry_head(model: AffinityModel, name_or_path: str) -> None:
         ArgumentError: as `find_model`; a model that was never trained or whose encoders have changed; or other inputs,
             encoders, pooling or head sizes, and all differences are named.
     """
-    source, told = load_model(find_model(name_or_path)), f"--init_head_from {name_or_path}: "
+    source = load_model(find_model(name_or_path))
+    told = f"--init_head_from {name_or_path}: "
     if not source.config.is_scaled:
         raise ArgumentError(f"{told}that model has never been trained.")
     if trained := sorted({spec.training for spec in source.config.encoder_specs} - {"frozen"}):
@@ -174,7 +178,8 @@ def carry_head(model: AffinityModel, name_or_path: str) -> None:
             f"{told}its encoders were trained too ({', '.join(trained)}), so its head fits no others. Give the folder "
             "of a run with frozen encoders."
         )
-    here, there = _what_a_head_reads(model), _what_a_head_reads(source)
+    here = _what_a_head_reads(model)
+    there = _what_a_head_reads(source)
     differences = [f"  {name}: {there[name]} there, {here[name]} here" for name in here if here[name] != there[name]]
     if differences:
         raise ArgumentError("\n".join([f"{told}that head does not fit:", *differences]))
@@ -198,7 +203,7 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
 
 
 def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> list[list[list[str]]]:
-    """Per tower its inputs, per input its columns; see the help of `--tower_inputs`.
+    """Returns per tower its inputs, per input its columns; see the help of `--tower_inputs`.
 
     Raises:
         ArgumentError: the assignment is not clear, or does not use each sequence column exactly once.
@@ -225,7 +230,7 @@ def tower_inputs(args: AffinityArguments, sequence_columns: Sequence[str]) -> li
 
 
 def build_collator(model: AffinityModel, data_args: DataArguments, max_length: int | None = None) -> SequenceCollator:
-    """The collator for a model's inputs, with each encoder's own tokenizer and length limit.
+    """Builds the collator for a model's inputs, with each encoder's own tokenizer and length limit.
 
     Args:
         max_length: lowers the limits, in tokens, special ones included.

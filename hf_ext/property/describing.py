@@ -21,7 +21,7 @@ MAX_GROUPS, MAX_CLASSES = 300, 50  # rows of a table
 
 
 def describe(run: RunRecord) -> Page:
-    """The page of a run, from what its `all_results.json` holds."""
+    """Returns the page of a run, from what its `all_results.json` holds."""
     label = run.label_name
     columns = run.sequence_columns
     kind = find_kind(run)
@@ -52,12 +52,12 @@ def describe(run: RunRecord) -> Page:
 
 
 def find_kind(run: RunRecord) -> LabelKind:
-    """What a run's model predicts."""
+    """Finds what a run's model predicts."""
     return kind_from_state(run.label_kind)
 
 
 def _ranks(run: RunRecord) -> bool:
-    """Whether the model learned an order only, so that its predictions have no unit."""
+    """Returns whether the model learned an order only, so that its predictions have no unit."""
     return run.model.own.get("loss") == "ranking"
 
 
@@ -91,7 +91,7 @@ def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
 
 
 def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:
-    """Each class's rows, precision, recall and F1, the largest first."""
+    """Returns each class's rows, precision, recall and F1, the largest first."""
     if not classes:
         return []
     ordered = sorted(classes.items(), key=lambda item: -item[1]["support"])[:MAX_CLASSES]
@@ -102,7 +102,7 @@ def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:
 
 
 def _group_blocks(test: SplitRecord) -> list[Block]:
-    """The range over groups, and each group under a lid: their names are the user's data, which a card has not."""
+    """Returns the range over groups, and each group, folded: their names are the user's data, and not for a card."""
     groups = test.of_model.get("per_group_spearman", Score()).groups
     if not groups:
         return []
@@ -117,7 +117,7 @@ def _group_blocks(test: SplitRecord) -> list[Block]:
 
 
 def _head_blocks(found: Facts | None) -> list[Block]:
-    """The heads that an ensemble weighed."""
+    """Returns the heads that an ensemble weighed."""
     if not found:
         return []
     used = sum(one["weight"] > 0 for one in found["members"])
@@ -133,7 +133,7 @@ def _head_blocks(found: Facts | None) -> list[Block]:
 
 
 def _limits(run: RunRecord, kind: LabelKind) -> list[str]:
-    """What labels and intervals can carry."""
+    """Returns what labels and intervals can carry."""
     lines = kind.describe_limits()
     is_read = run.model.own.get("loss") in ("tobit", "ranking")
     read = "which its loss reads as bounds" if is_read else "taken as exact"

@@ -18,7 +18,7 @@ PLAIN = RowMetrics()  # without a threshold and groups
 
 
 def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> tuple[str, ...]:
-    """Metrics that final scores have, which `--require` may name."""
+    """Returns metrics that final scores have, which `--require` may name."""
     return metrics_of(kind, threshold).scored(has_groups)
 
 
@@ -44,7 +44,8 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
         ArgumentError: names it, and what is missing.
         DataError: the validation rows do not allow it.
     """
-    name, given = _plain_name(args), args.metric_for_best_model
+    name = _plain_name(args)
+    given = args.metric_for_best_model
     if name in metrics_of(metrics.kind).of_threshold and name not in metrics.names:
         raise ArgumentError(
             f"--metric_for_best_model {given} needs a --binder_threshold that divides the labels: a number within "
@@ -61,7 +62,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
 
 
 def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> str | None:
-    """What the verdict compares models and baselines in: `metric_for_best_model` where both have it, else its own.
+    """Returns the metric of the verdict: `metric_for_best_model` where models and baselines have it, else its own.
 
     Of classes it is the user's choice alone: the log loss, which chooses checkpoints, is no reader's question.
     """
@@ -70,7 +71,7 @@ def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> 
 
 
 def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
-    """Which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
+    """Describes which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
     decides = verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
     verdict = metrics_of(metrics.kind).describe_verdict(decides)
     if not args.load_best_model_at_end:

@@ -29,7 +29,9 @@ MAX_LISTED = 10
 
 
 def is_of_predictions(header: Sequence[str]) -> bool:
-    """Whether `predict` wrote a CSV of this header; those that a run leaves have the label before the prediction.
+    """Returns whether `predict` wrote a CSV of this header.
+
+    Those that a run leaves have the label before the prediction.
 
     Not that of a stream, which nothing tells from another program's column `prediction`.
     """
@@ -43,7 +45,7 @@ def find_output(
     is_own: Callable[[list[str]], bool] = is_of_predictions,
     writer: str = "hf-ext predict",
 ) -> Path:
-    """The CSV to write predictions to, found fit for that; its folder is made.
+    """Finds the CSV to write predictions to, fit for that; makes its folder.
 
     Args:
         name: as given; `~` is the home folder, and a link means the file that it leads to.
@@ -78,7 +80,7 @@ def find_output(
 
 
 def find_rejected(output: Path, bad_rows: str) -> Path:
-    """Where `--bad_rows drop` lists the rows that it leaves out: beside `output`, under a name made from its own.
+    """Returns where `--bad_rows drop` lists the rows that it leaves out: beside `output`, by its name.
 
     Raises:
         ArgumentError: they are to be dropped, and what is there is no list of rejected rows.
@@ -99,7 +101,7 @@ def refuse_added(source: object, names: Iterable[str], added: Collection[str], w
 
 
 def _read_header(path: Path) -> list[str]:
-    """The first row of a CSV; empty of an empty file."""
+    """Reads the first row of a CSV; empty of an empty file."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
             return next(csv.reader(file), [])
@@ -108,7 +110,7 @@ def _read_header(path: Path) -> list[str]:
 
 
 def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind) -> Any:
-    """The predictions in a CSV of any program for `rows`, in their order.
+    """Reads the predictions in a CSV of any program for `rows`, in their order.
 
     A line belongs to the row whose `source_row` it has, or else whose `--id_column`; in a CSV without these, lines are
     the rows, in their order. Either way, sequences that it has too must be those of the row.
@@ -141,7 +143,8 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     if lacking and PREDICTION not in lines:
         raise DataError(f"{path}: no column {kind.prediction_names[0]!r}; there are {', '.join(lines.columns[:30])}.")
     if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
-        asked, lines = [str(number) for number in rows[key][:]], lines.set_index(key)
+        asked = [str(number) for number in rows[key][:]]
+        lines = lines.set_index(key)
         if lines.index.has_duplicates or len({*asked}) < len(asked):
             raise DataError(f"{path}: {key} does not tell rows apart. Leave it out, with one line for each row.")
         if unknown := [number for number in asked if number not in lines.index]:
@@ -174,7 +177,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
 
 
 def _read_cells(path: Path, cells: Sequence[str], kind: LabelKind) -> Any:
-    """Predictions that are written as labels are: an array, or of residues a list of arrays."""
+    """Reads predictions that are written as labels are: an array, or of residues a list of arrays."""
     judged = [kind.judge(cell) for cell in cells]
     if wrong := [f"line {line}: {one.rule}. {one.remedy}" for line, one in enumerate(judged, 2) if one.rule]:
         raise DataError(f"{path}, column {PREDICTION!r}, {wrong[0]}")
@@ -189,7 +192,7 @@ def write_predictions(
     as_read: Any = None,
     half_width: float | None = None,
 ) -> None:
-    """One line per row: its file row and identifying columns, the label where there is one, and prediction.
+    """Writes one line per row: its file row and identifying columns, the label where there is one, and prediction.
 
     Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
 
@@ -207,7 +210,8 @@ def write_predictions(
         columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
     added = {**(labels or {}), **predictions}
     if half_width is not None:
-        centre, reach = np.asarray(predictions[PREDICTION], np.float32), np.float32(half_width)
+        centre = np.asarray(predictions[PREDICTION], np.float32)
+        reach = np.float32(half_width)
         added |= {LOW: centre - reach, HIGH: centre + reach}
     header = map(write_cell, (*kept, *added))
     columns += [map(write_cell, values) if isinstance(values, list) else values for values in added.values()]

@@ -112,7 +112,7 @@ class AffinityPredictor:
         return kind.decode(kind.to_predictions(self._logits(rows)))
 
     def predict_proba(self, rows: Any) -> Any:
-        """Probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
+        """Predicts probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
 
         Args:
             rows: as for `predict`.
@@ -131,13 +131,15 @@ class AffinityPredictor:
 
     @torch.no_grad()
     def _logits(self, rows: Any) -> Any:
-        """What the model puts out, float32: (n, ...), or of residues a list of n arrays."""
+        """Returns what the model puts out, float32: (n, ...), or of residues a list of n arrays."""
         table = _read_rows(rows, self.columns, self.collator.missing_chains)
         for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
         if self.model.config.kind.per_residue:
             return self._residue_logits(table)
-        numbers, tables, optional = {}, {}, self.collator.optional_inputs
+        numbers = {}
+        tables = {}
+        optional = self.collator.optional_inputs
         for name, parts in self.collator.columns.items():
             positions, distinct = factorize(read_columns(table, parts), name in optional)
             numbers[name] = torch.from_numpy(positions)
@@ -186,7 +188,7 @@ class AffinityPredictor:
 
 
 def load_model(folder: str | Path) -> AffinityModel:
-    """The model in `folder`, verified, from safetensors alone; encoders that it refers to are loaded when first needed.
+    """Loads the model in `folder`, verified, from safetensors alone; encoders that it refers to, when first needed.
 
     Raises:
         ArgumentError: files are missing, damaged or not those of its manifest, or hold what is not finite.
@@ -199,7 +201,7 @@ def load_model(folder: str | Path) -> AffinityModel:
 def training_arguments(
     computing: PredictingArguments, explicit: Collection[str] = (), **more: Any
 ) -> FastTrainingArguments:
-    """Those of a trainer that only predicts; `explicit` are the names of arguments that the user set."""
+    """Makes the arguments of a trainer that only predicts; `explicit` are the names of those that the user set."""
     given = {**vars(computing)}
     if computing.speedups is None:
         given["speedups"] = [speedup.NAME for speedup in speedups.REGISTRY if speedup.predicts]
@@ -210,7 +212,7 @@ def training_arguments(
 
 @contextmanager
 def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrainingArguments) -> Iterator[FastTrainer]:
-    """A trainer that predicts tables with all that `args` ask for: speed-ups, precision, embedding cache, processes.
+    """Yields a trainer that predicts tables with what `args` ask for: speed-ups, precision, cache, processes.
 
     It writes to no output folder, and what it switched in this process is switched back at the end.
     """
@@ -225,7 +227,7 @@ def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrain
 
 
 def check_predictions(predictions: Any) -> Any:
-    """`predictions` of n rows, an array (n, ...) or a list of arrays, where all are numbers.
+    """Checks that all `predictions` of n rows, an array (n, ...) or a list of arrays, are numbers; returns them.
 
     Raises:
         DataError: some are NaN or infinite; with their rows, counted from 1.
@@ -240,7 +242,7 @@ def check_predictions(predictions: Any) -> Any:
 
 
 def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str]) -> datasets.Dataset:
-    """The sequences of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
+    """Reads the sequences of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
 
     Raises:
         DataError: no table, a missing column, columns of unequal length; cells that are refused, with row and reason.
@@ -269,6 +271,6 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
 
 
 def find_device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
+    """Finds the accelerator where there is one, else the CPU."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found if found is not None else torch.device("cpu")

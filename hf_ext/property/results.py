@@ -42,7 +42,7 @@ HINTS = {  # what was found -> what to do next
 
 
 def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: Path, test: SplitScores) -> list[str]:
-    """What to try next, of `HINTS`: fine-tuning and a harder split for a model that was shown to be worth something.
+    """Says what to try next, of `HINTS`: fine-tuning and a harder split for a model that is worth something.
 
     Args:
         report: what loading the data reported.
@@ -50,7 +50,8 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
         folder: of the run, whose head fine-tuning would start from.
         test: scores of the test split.
     """
-    verdict, rule = test.verdict, report["split"]["rule"]
+    verdict = test.verdict
+    rule = report["split"]["rule"]
     if verdict.outcome == "better":
         is_frozen = set(settings["tower_training"]) == {"frozen"}
         found = ["better, frozen"] if is_frozen else []
@@ -72,7 +73,7 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
 def collect_results(
     run: Run, trainer: FastTrainer, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `all_results.json` says of the task; writes predictions and a plot into the output folder.
+    """Collects what `all_results.json` says of the task; writes predictions and a plot into the output folder.
 
     Args:
         trainer: after training.
@@ -80,7 +81,9 @@ def collect_results(
         data: the rows, and what loading reported.
         records: JSON-able, by name, what was chosen or fitted beside the weights; None is left out.
     """
-    scores, splits, settings = test.to_dict(), data.splits, {**vars(run.model_args), **vars(run.data_args)}
+    scores = test.to_dict()
+    splits = data.splits
+    settings = {**vars(run.model_args), **vars(run.data_args)}
     kind = test.kind
     facts = {
         "verdict": scores["verdict"],
@@ -112,7 +115,7 @@ def collect_results(
 
 
 def _plot(folder: Path, label: str, test: SplitScores, predicted: Columns, measured: Columns) -> None:
-    """What was measured against what was predicted, of numbers and of few classes."""
+    """Draws what was measured against what was predicted, of numbers and of few classes."""
     if test.kind.chart == "scatter":
         rho = test.scores["model"]["spearman"]["value"]
         text = "Spearman undefined" if rho is None else f"Spearman {rho:.3f}"
@@ -123,12 +126,12 @@ def _plot(folder: Path, label: str, test: SplitScores, predicted: Columns, measu
 
 
 def baseline_file(folder: Path, name: str) -> Path:
-    """The predictions of a baseline for the test rows of the run in `folder`, as `hf-ext evaluate` reads them."""
+    """Finds the predictions of a baseline for the test rows of the run in `folder`, as `hf-ext evaluate` reads them."""
     return folder / BASELINES / f"{re.sub(r'[^A-Za-z0-9-]+', '_', name)}.csv"
 
 
 def _describe_model(config: AffinityConfig) -> dict[str, Any]:
-    """Towers and loss."""
+    """Describes towers and loss."""
     towers = []
     for tower in config.tower_specs:
         encoder = config.encoder_specs[tower.encoder]

@@ -42,7 +42,7 @@ def load_rows(
     seed: int,
     table: Dataset | None = None,
 ) -> LoadedData:
-    """`load_data`, and in its report's `notes` and `warnings` where labels, splits and options do not fit each other.
+    """Loads as `load_data` does; adds to its report where labels, splits and options do not fit each other.
 
     Leaves in `data_args.missing_chains` the columns that some training rows lack, which `report["missing_chains"]`
     counts.
@@ -60,11 +60,13 @@ def load_rows(
     data.kind.check_options(args.loss, args.binder_threshold, args.pooling)
     if data_args.streaming:
         return data
-    train, columns = data.splits["train"], data_args.sequence_columns
+    train = data.splits["train"]
+    columns = data_args.sequence_columns
     data.kind.check_sequences(columns, [len(train.unique(column)) for column in columns])
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]
-    data_args.missing_chains, data.report["missing_chains"] = [*missing], missing
+    data_args.missing_chains = [*missing]
+    data.report["missing_chains"] = missing
     data.report["warnings"] += _ignored_bounds(args.loss, data_args.censor_column, data.splits["train"])
     if unused:
         data.report["warnings"].append(
@@ -79,7 +81,8 @@ def load_rows(
 
 def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:
     """Bounds that the loss does not use, and a loss or column for bounds where there are none."""
-    bounds, num_rows = read_bounds(train), len(train)
+    bounds = read_bounds(train)
+    num_rows = len(train)
     num_bounds = 0 if bounds is None else int(np.count_nonzero(bounds))
     if num_bounds and loss in EXACT_LOSSES:
         return [
@@ -97,7 +100,8 @@ def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[st
 
 def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]) -> None:
     """Says where `--binder_threshold` divides no labels into hits and others, or takes the weakest for hits."""
-    low, high = labels.min(), labels.max()
+    low = labels.min()
+    high = labels.max()
     if low < threshold <= high:
         if high < 0 and ENERGIES[0] <= float(np.median(labels)) <= ENERGIES[1]:
             report["notes"].append(
@@ -114,7 +118,7 @@ def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]
 
 
 def describe_rows(data: LoadedData) -> str:
-    """What the log says of the rows before training: `summarize_data`, and the audit of the training labels."""
+    """Describes rows as the log does before training: `summarize_data`, and the audit of the training labels."""
     lines = [summarize_data(data.report)]
     lines += filter(None, [data.report["labels"].get("read_as")])
     if not data.report["streaming"]:
@@ -126,7 +130,7 @@ def describe_rows(data: LoadedData) -> str:
 
 
 def find_units(args: DataArguments, splits: Any, name: str = "test") -> ResamplingUnits | None:
-    """The clusters of split `name` that were held out together: intervals resample them, folds never cut one.
+    """Finds the clusters of split `name` that were held out together: intervals resample them, folds never cut one.
 
     The column of `--split group:COLUMN`, or the clusters of `--split cluster`. Of other splits, of `--group_column` and
     the sequence columns, the one with the fewest values among those of which several rows share a value and none is in
@@ -142,7 +146,8 @@ def find_units(args: DataArguments, splits: Any, name: str = "test") -> Resampli
 
     Cost: one pass over the columns.
     """
-    train, rows = splits["train"], splits[name]
+    train = splits["train"]
+    rows = splits[name]
     if not all(map(has_numbered_rows, (train, rows))):
         return None
     names = column_names(rows)
@@ -157,8 +162,9 @@ def find_units(args: DataArguments, splits: Any, name: str = "test") -> Resampli
 
 
 def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
-    """Of training and of validation rows the value that was held out whole, for the folds of an ensemble."""
-    units, train = find_units(args, splits, "validation"), splits["train"]
+    """Returns the values that were held out whole, of training and of validation rows, for the folds of an ensemble."""
+    units = find_units(args, splits, "validation")
+    train = splits["train"]
     column = units and (units.column if units.column in column_names(train) else SPLIT_CLUSTER)
     if column not in column_names(train):
         return None
@@ -166,7 +172,7 @@ def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
 
 
 def describe_units(units: ResamplingUnits | None) -> list[str]:
-    """What intervals speak about, and whether that is enough, as sentences; none where rows are resampled."""
+    """Describes what intervals speak about, and whether that is enough, in sentences; none where rows are resampled."""
     if units is None:
         return []
     if few := units.why_not_enough():
@@ -176,7 +182,7 @@ def describe_units(units: ResamplingUnits | None) -> list[str]:
 
 
 def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:
-    """Rows of `asked` whose sequence in a column is not in `train`, for each column, and for all columns together.
+    """Finds rows of `asked` whose sequence is not in `train`, in each column and in all columns together.
 
     Args:
         train, asked: map-style datasets with these columns.
@@ -194,7 +200,8 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[st
     if len(columns) > 1:
         parts[f"{' + '.join(columns)} together"] = [*columns]
     for name, part in parts.items():
-        known, rows = set(read_columns(train, part)), read_columns(asked, part)
+        known = set(read_columns(train, part))
+        rows = read_columns(asked, part)
         is_new = np.array([row not in known for row in rows])
         num_new = int(is_new.sum())
         counts.append(f"{num_new:,} in {name}" + (" (all have the same)" if len(set(rows)) == 1 else ""))

@@ -39,7 +39,7 @@ RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 
 
 
 def read_requirements(args: AffinityArguments, data_args: DataArguments, kind: LabelKind) -> list[Requirement]:
-    """`--require`, of the scores that a run of these arguments ends with.
+    """Reads `--require`, of the scores that a run of these arguments ends with.
 
     Raises:
         ArgumentError: see `parse_requirements`.
@@ -82,7 +82,7 @@ class SplitScores:
     tuned: Verdict | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `all_results.json` holds of it."""
+        """Returns what `all_results.json` holds of it."""
         return {
             "num_rows": len(self.labels),
             **unit_facts(self.units, len(self.labels)),
@@ -91,7 +91,7 @@ class SplitScores:
         }
 
     def table(self) -> str:
-        """As text: the verdict and alarms, a row per predictor with value and interval per metric, slices, notes."""
+        """Formats the verdict and alarms, a row per predictor with value and interval per metric, slices, notes."""
         alarms = [f"ALARM: {alarm}" for alarm in self.collapse["alarms"]]
         parts = [self.verdict.text, *alarms, "", self._table_of(self.scores)]
         for one in self.slices:
@@ -138,7 +138,8 @@ def score_split(
     Cost: predictions; `fit_baselines`; 1,000 bootstrap resamples per predictor, for the verdict and for each slice:
     1.6 s each for 26,000 rows.
     """
-    config, rows = trainer.model.config, splits[name]
+    config = trainer.model.config
+    rows = splits[name]
     kind = config.kind
     outputs, labels = unpack_labelled(trainer.predict(rows), kind)
     predictions = kind.to_predictions(outputs)
@@ -147,22 +148,27 @@ def score_split(
         baselines = FITTERS[kind.counted](trainer, splits, name, group_column)
         slices, notes = find_slices(splits["train"], rows, columns_of(trainer.data_collator))
     else:
-        group_column, slices, baselines = None, {}, Baselines()
+        group_column = None
+        slices = {}
+        baselines = Baselines()
         if "stream" in kind.baselines:
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
-    units, bounds = check_units(units, len(labels)), read_bounds(rows)
+    units = check_units(units, len(labels))
+    bounds = read_bounds(rows)
     predictors = {MODEL: predictions, **baselines.predictions}
     compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
     groups = None
     if group_column and metrics.of_groups:
         groups = [row[0] for row in read_columns(rows, [group_column])]
-    scores, sliced = compared.score(groups), [compared.score_slice(*one) for one in slices.items()]
+    scores = compared.score(groups)
+    sliced = [compared.score_slice(*one) for one in slices.items()]
     is_scale_free = config.loss == "ranking"
     metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
     verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
-    linear, tuned = f"{kind.linear_name} on embeddings", None
+    linear = f"{kind.linear_name} on embeddings"
+    tuned = None
     if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
         tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(from_json(Leaks, leaks)):
@@ -223,8 +229,9 @@ class Compared:
 
 
 def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any], metric: str) -> str:
-    """The sentence with which a random split and new antibodies are told apart."""
-    everywhere, there = scores[MODEL][metric], chosen["scores"][MODEL][metric]
+    """Writes the sentence with which a random split and new antibodies are told apart."""
+    everywhere = scores[MODEL][metric]
+    there = chosen["scores"][MODEL][metric]
     whole, part = (units.score({"value": one["value"]}) for one in (everywhere, there))
     name = units.metric_name(metric)
     return f"{name} {whole} on all {everywhere['n']:,} rows, {part} on the {there['n']:,} {chosen['name']}."

@@ -110,7 +110,8 @@ def _load(
     loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
     num_rows = None if data_args.streaming else len(loaded.splits["train"])
     sketch.notes += filter(None, [settle_residue_steps(args, loaded.kind, num_rows)])
-    sketch.report, sketch.describe = loaded.report, partial(describe_rows, loaded)
+    sketch.report = loaded.report
+    sketch.describe = partial(describe_rows, loaded)
     return loaded
 
 
@@ -138,19 +139,24 @@ def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
     if model.config.kind.per_residue:
         num_bytes = round(part.num_distinct * lengths.mean[names[0]] * part.width * STATE_BYTES)
-    test, fitted = lengths.num_rows.get("test", 0), zip(("train", "validation"), PRETRAINED_ROWS)
+    test = lengths.num_rows.get("test", 0)
+    fitted = zip(("train", "validation"), PRETRAINED_ROWS)
     known = test + sum(min(lengths.num_rows.get(split, 0), most) for split, most in fitted)
     scored = 0 if spec.training == "frozen" else len(names) * (test + known)
     return replace(part, stored_bytes=num_bytes, num_scored=scored)
 
 
 def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:
-    """With the frozen encoders that run while it trains; the others' embeddings are read from the cache.
+    """Makes the model as it trains, with the frozen encoders that then run.
+
+    The others' embeddings are read from the cache.
 
     Where residues have labels, those of the cache are taken for so many rows with a label each; of an encoder that
     runs while it trains, the head is counted once per row.
     """
-    made, is_cached, kind = copy.deepcopy(model), plan.applied("embedding_cache"), model.config.kind
+    made = copy.deepcopy(model)
+    is_cached = plan.applied("embedding_cache")
+    kind = model.config.kind
     kind = kind.of_rows
     made.config.label_kind = kind.stored
     for index, spec in enumerate(made.config.encoder_specs):

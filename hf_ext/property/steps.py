@@ -60,7 +60,7 @@ class AffinityData:
 
 
 def check(run: Run) -> None:
-    """See `Task.check`."""
+    """Implements `Task.check`."""
     settle_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
@@ -68,13 +68,15 @@ def check(run: Run) -> None:
 
 
 def evaluated(run: Run, kind: LabelKind) -> RowMetrics:
-    """What every evaluation computes."""
+    """Returns what every evaluation computes."""
     return RowMetrics(run.model_args.binder_threshold, run.data_args.group_column, kind)
 
 
 def load(run: Run) -> AffinityData:
-    """See `Task.load`."""
-    model_args, data_args, args = run.model_args, run.data_args, run.args
+    """Implements `Task.load`."""
+    model_args = run.model_args
+    data_args = run.data_args
+    args = run.args
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data and two small untrained encoders.")
@@ -82,7 +84,8 @@ def load(run: Run) -> AffinityData:
             encoders = make_demo_encoders(run.folder / "demo_encoders")
         table = fill_in_demo(model_args, data_args, encoders)
     loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
-    splits, kind = loaded.splits, loaded.kind
+    splits = loaded.splits
+    kind = loaded.kind
     run.test_dataset = splits["test"]
     settle_measure(args, model_args.loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
@@ -98,8 +101,11 @@ def load(run: Run) -> AffinityData:
 
 
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
-    """See `Task.build`."""
-    model_args, data_args, args, kind = run.model_args, run.data_args, run.args, data.loaded.kind
+    """Implements `Task.build`."""
+    model_args = run.model_args
+    data_args = run.data_args
+    args = run.args
+    kind = data.loaded.kind
     if single := settle_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
@@ -133,21 +139,24 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
 
 
 def beside_stock(run: Run, model: Any, collator: Any) -> AbstractContextManager[FastTrainer]:
-    """A trainer without speed-ups, for what stock Trainer lacks: embeddings, by which scales and baselines are made."""
+    """Makes a trainer without speed-ups, for what stock Trainer lacks: embeddings, for scales and baselines."""
     args = copy.copy(run.args)
-    args.speedups, args.eval_strategy = [], "no"
+    args.speedups = []
+    args.eval_strategy = "no"
     args.load_best_model_at_end = args.push_to_hub = False
     return predicting(model, collator, args)
 
 
 def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
-    trained, predicted = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint), None
+    trained = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
+    predicted = None
     if run.model_args.stock_trainer:
         trainer.data_collator.save_pretrained(run.folder)
     if run.model_args.head == AUTO:
         fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
-        data.ensemble, predicted = fitted.facts, fitted.predicted
+        data.ensemble = fitted.facts
+        predicted = fitted.predicted
         run.log.info(describe_ensemble(fitted.facts))
     calibrate(trainer, data.splits["validation"])
     fit_intervals(trainer, data.splits["validation"], data.validation_units, predicted)
@@ -156,7 +165,8 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
 
 def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityData) -> dict[str, Any]:
     """Scores the test split; writes `predictions.csv`."""
-    splits, units = data.splits, data.units
+    splits = data.splits
+    units = data.units
     scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
     is_stock = run.model_args.stock_trainer
     with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:

@@ -23,7 +23,7 @@ _FRAMING = ("cls_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "pad
 
 
 def spells_residues(tokenizer: Any) -> bool:
-    """Whether single amino acids are words of the vocabulary: those of other texts are counted as tokens."""
+    """Returns whether single amino acids are words of the vocabulary: those of other texts are counted as tokens."""
     vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     found = {str(word).lstrip("\u2581").upper() for word in vocabulary}
     return not vocabulary or (found >= {*"ACDEFGHIKLMNPQRSTVWY"} and len(vocabulary) <= MAX_RESIDUE_WORDS)
@@ -89,7 +89,7 @@ class BatchCounter:
         self._counts = step if self._counts is None else self._counts + step.to(self._counts.device)
 
     def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Residues, tokens, padded tokens and FLOPs (0 of an encoder-decoder) of one input: (4,)."""
+        """Counts residues, tokens, padded tokens and FLOPs (0 of an encoder-decoder) of one input: (4,)."""
         ids = batch["input_ids"]
         dtype = torch.float32 if ids.device.type == "mps" else torch.float64  # Metal has no float64
         real = self._real_tokens(ids, batch.get("attention_mask"))
@@ -124,7 +124,10 @@ class BatchCounter:
 
 
 def _encoder_of(model: Any, name: str) -> nn.Module:
-    """The encoder of an AffinityModel's input; loads it where it is not in memory yet, as the model is about to."""
+    """Returns the encoder of an AffinityModel's input.
+
+    Loads it where it is not in memory yet, as the model is about to.
+    """
     index = str(model.tower_of(name).encoder)
     if index not in model.encoders:
         model.attach_encoders()
@@ -132,19 +135,19 @@ def _encoder_of(model: Any, name: str) -> nn.Module:
 
 
 def _writes_labels(model: nn.Module, labels: object) -> bool:
-    """Whether labels are tokens that an encoder-decoder writes, beside those that it reads."""
+    """Returns whether labels are tokens that an encoder-decoder writes, beside those that it reads."""
     is_written = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return bool(is_written) and torch.is_tensor(labels) and labels.dim() == 2 and not labels.is_floating_point()
 
 
 def _packed_positions(batch: Mapping[str, Any]) -> torch.Tensor | None:
-    """Positions that start again with each sequence, where several share a row."""
+    """Returns positions that start again with each sequence, where several share a row."""
     positions = batch.get("position_ids")
     return positions if torch.is_tensor(positions) and not torch.is_tensor(batch.get("attention_mask")) else None
 
 
 def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:
-    """Rows of a batch; of an AffinityModel's, its labels, as rows may lack an input."""
+    """Counts rows of a batch; of an AffinityModel's, its labels, as rows may lack an input."""
     positions = _packed_positions(batch)
     if positions is not None:
         return (positions == 0).sum()
@@ -158,7 +161,7 @@ def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:
 
 
 def flops_coefficients(model: nn.Module) -> tuple[float, float]:
-    """FLOPs of one training step: per token for the linear layers, and per token and per token attended to.
+    """Counts FLOPs of one training step: per token for the linear layers, and per token and per token attended to.
 
     A token of a sequence of L costs the first and L times the second: forward, backward, no optimizer. As in PaLM
     (arXiv:2204.02311, appendix B: 6 N + 12 L H Q T), but each linear layer counts what autograd does for it: 2 forward,
@@ -179,7 +182,8 @@ def flops_coefficients(model: nn.Module) -> tuple[float, float]:
     if getattr(config, "is_encoder_decoder", False):
         raise ArgumentError(f"{type(model).__name__} is an encoder-decoder: FLOPs per token are not defined for it.")
     num_layers, width = _attention_shape(config, type(model).__name__)
-    linear, has_gradient = 0.0, False
+    linear = 0.0
+    has_gradient = False
     with_gradient: dict[int, bool] = {}  # by layer, whether one passes through its attention
     for name, module in model.named_modules():  # in the order in which they are registered: that of the forward pass
         if isinstance(module, nn.Linear):
@@ -194,7 +198,7 @@ def flops_coefficients(model: nn.Module) -> tuple[float, float]:
 
 
 def _attention_shape(config: Any, model_name: str) -> tuple[int, int]:
-    """Number of layers, and heads x size of a head."""
+    """Returns number of layers, and heads x size of a head."""
     num_layers = getattr(config, "num_hidden_layers", None)
     num_heads = getattr(config, "num_attention_heads", None)
     hidden = getattr(config, "hidden_size", None)

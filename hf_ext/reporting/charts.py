@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The page's variables in its light mode; series after Okabe and Ito, told apart with every common colour blindness.
-PAPER, SOFT, EDGE = "#ffffff", "#545d68", "#d5dbe1"
+PAPER = "#ffffff"
+SOFT = "#545d68"
+EDGE = "#d5dbe1"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#8a6500", "#3a86b0")
 VARIABLES = {PAPER: "paper", SOFT: "soft", EDGE: "edge", **{colour: f"c{i}" for i, colour in enumerate(SERIES, 1)}}
 FONT = 12  # points; the page shows its text as large
@@ -50,7 +52,7 @@ class Chart:
     caption: str
 
     def svg(self) -> str:
-        """For a page: in the page's colours, without a script or a request; ids differ between charts."""
+        """Renders for a page: in the page's colours, without a script or a request; ids differ between charts."""
         import matplotlib
 
         buffer = io.StringIO()
@@ -84,7 +86,7 @@ def _as_written(figure: Figure) -> Figure:
 
 
 def new_figure(across: str, up: str, height: float = 320) -> tuple[Figure, Axes]:
-    """A figure of this height in points, and its axes."""
+    """Makes a figure of this height in points, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(460 / 72, height / 72), dpi=72, layout="constrained", facecolor=PAPER)
@@ -101,13 +103,13 @@ def new_figure(across: str, up: str, height: float = 320) -> tuple[Figure, Axes]
 
 
 def plain_name(text: str, longest: int = 40) -> str:
-    """A name of the user's on one line, cut where it would leave no room for the chart."""
+    """Returns a name of the user's on one line, cut where it would leave no room for the chart."""
     text = " ".join(str(text).split())
     return text if len(text) <= longest else f"{text[: longest - 2]}.."
 
 
 def _add_legend(figure: Figure) -> None:
-    """What has a label, above the axes."""
+    """Adds what has a label, above the axes."""
     look = {"frameon": False, "labelcolor": SOFT, "fontsize": FONT, "borderaxespad": 0.2}
     figure.legend(loc="outside upper left", **look)
 
@@ -116,7 +118,9 @@ def _add_legend(figure: Figure) -> None:
 
 
 def curve_charts(log: Log, best: Mapping[str, Any]) -> list[Chart]:
-    """Loss, the metric that chose the best model, one more of the task's; those that were never logged are left out.
+    """Draws loss, the metric that chose the best model, one more of the task's.
+
+    Those that were never logged are left out.
 
     Args:
         log: `log_history` of `trainer_state.json`.
@@ -132,7 +136,7 @@ def curve_charts(log: Log, best: Mapping[str, Any]) -> list[Chart]:
 
 
 def collect_curves(log: Log, metric: str) -> Curves:
-    """Finite values of a metric by step: of training (of the loss only), then of each evaluation.
+    """Collects finite values of a metric by step: of training (of the loss only), then of each evaluation.
 
     Of entries logged twice for one step (a resumed run) the later counts; entries without a step are left out.
     """
@@ -146,7 +150,7 @@ def collect_curves(log: Log, metric: str) -> Curves:
 
 
 def _name_curve(key: str, metric: str) -> str:
-    """What a logged key is called in a legend; empty where it is another metric."""
+    """Names a logged key in a legend; empty where it is another metric."""
     if key == metric == "loss":
         return "training"
     rest = key.removeprefix("eval_")
@@ -157,7 +161,7 @@ def _name_curve(key: str, metric: str) -> str:
 
 
 def curve_chart(metric: str, curves: Curves, best: object = None) -> Chart:
-    """Curves of one metric over steps, the best value of each evaluation named.
+    """Draws curves of one metric over steps, the best value of each evaluation named.
 
     Args:
         curves: at least one, each with a value.
@@ -182,7 +186,7 @@ def curve_chart(metric: str, curves: Curves, best: object = None) -> Chart:
 
 
 def _draw_curve(axes: Axes, name: str, curve: Mapping[float, float], metric: str, colour: str) -> None:
-    """The line, of at most `MAX_POINTS` means of windows; its name tells where an evaluation was best."""
+    """Draws the line, of at most `MAX_POINTS` means of windows; its name tells where an evaluation was best."""
     ordered = np.array(sorted(curve.items()))
     steps, values = np.array([part.mean(0) for part in np.array_split(ordered, min(len(ordered), MAX_POINTS))]).T
     if name == "training":  # of one batch or one logging window each, so it is noisy: thin, and behind the evaluation
@@ -198,12 +202,14 @@ def _draw_curve(axes: Axes, name: str, curve: Mapping[float, float], metric: str
 
 
 def scatter_chart(measured: np.ndarray, predicted: np.ndarray, label: str) -> Chart | None:
-    """Predicted against measured values, [n] each, on equal axes with the identity line; None where none are finite.
+    """Draws predicted against measured values, [n] each, on equal axes with the identity line; None if none are finite.
 
     Up to 1,500 rows are dots; more are hexagons coloured by the number of rows, on a logarithmic scale.
     """
     finite = np.isfinite(measured) & np.isfinite(predicted)
-    measured, predicted, left_out = measured[finite], predicted[finite], int((~finite).sum())
+    measured = measured[finite]
+    predicted = predicted[finite]
+    left_out = int((~finite).sum())
     if not len(measured):
         return None
     figure, axes = new_figure(f"measured {label}", f"predicted {label}", height=400)
@@ -220,7 +226,7 @@ def scatter_chart(measured: np.ndarray, predicted: np.ndarray, label: str) -> Ch
 
 
 def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
-    """Dots, or hexagons for many rows; returns what is drawn, for the caption."""
+    """Draws dots, or hexagons for many rows; returns what is drawn, for the caption."""
     if len(xs) <= MAX_DOTS:
         axes.scatter(xs, ys, s=26, color=SERIES[0], alpha=0.5, linewidths=0, zorder=2)
         return f"{len(xs):,} test row{'s' * (len(xs) > 1)}"
@@ -238,15 +244,17 @@ def is_drawn(kind: LabelKind) -> bool:
 
 
 def confusion_chart(measured: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> Chart:
-    """How many rows of each class, [n] names, were taken for which: measured classes down, predicted ones across."""
-    places, counts = {name: i for i, name in enumerate(names)}, np.zeros((len(names), len(names)), int)
+    """Draws how many rows of each class, [n] names, were taken for which: measured down, predicted across."""
+    places = {name: i for i, name in enumerate(names)}
+    counts = np.zeros((len(names), len(names)), int)
     np.add.at(counts, tuple([places[name] for name in side] for side in (measured, predicted)), 1)
     figure, axes = new_figure("predicted class", "measured class", height=400)
     axes.grid(visible=False)
     ticks = range(len(names)), [plain_name(name, 12) for name in names]
     axes.set_xticks(*ticks, rotation=90 if len(names) > FEW_CLASSES else 0)
     axes.set_yticks(*ticks)
-    edges, shares = np.arange(-0.5, len(names)), counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    edges = np.arange(-0.5, len(names))
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.pcolormesh(edges, edges, 0.7 * shares, cmap=_shades(0.0, 16), vmin=0, vmax=1, edgecolors=EDGE, linewidth=0.5)
     axes.invert_yaxis()
     for i, j in np.argwhere(counts):
@@ -258,7 +266,7 @@ def confusion_chart(measured: Sequence[str], predicted: Sequence[str], names: Se
 
 
 def _shades(palest: float, num: int) -> Any:
-    """One hue in steps, as matplotlib takes colours."""
+    """Returns one hue in steps, as matplotlib takes colours."""
     from matplotlib.colors import ListedColormap, to_rgb
 
     return ListedColormap([(*to_rgb(SERIES[0]), alpha) for alpha in np.linspace(palest, 1, num)])
@@ -326,7 +334,8 @@ def plot_scatter(
     chart = scatter_chart(measured, predicted, axis_label)
     if chart is None:
         raise DataError(f"none of the {len(measured)} rows has a finite prediction and a finite reference to draw.")
-    axes, num = chart.figure.axes[0], int((np.isfinite(measured) & np.isfinite(predicted)).sum())
+    axes = chart.figure.axes[0]
+    num = int((np.isfinite(measured) & np.isfinite(predicted)).sum())
     axes.set_title(title, loc="left", color=SOFT, fontweight="bold")
     note = f"n = {num:,}" + (f" ({len(measured) - num:,} not finite, not drawn)" if num < len(measured) else "")
     text = f"{score_text}\n{note}" if score_text else note

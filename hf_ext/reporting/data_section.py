@@ -40,7 +40,7 @@ AUDIT = {
 
 
 def data_blocks(run: RunFiles) -> list[Block]:
-    """What the model learned from, what was left out, and what of the test it had seen."""
+    """Returns what the model learned from, what was left out, and what of the test it had seen."""
     record = run.record
     data = record.data
     if not data:
@@ -66,7 +66,7 @@ def data_blocks(run: RunFiles) -> list[Block]:
 
 
 def _row_notes(data: DataRecord) -> list[str]:
-    """What was left out, changed, missing or noted, as sentences."""
+    """Returns what was left out, changed, missing or noted, as sentences."""
     subset = data.train_subset
     notes = [f"Rejected, {rule}: {units.number(count)}." for rule, count in sorted(data.rejected_by_rule.items())]
     for column, kinds in data.changes.items():
@@ -98,7 +98,7 @@ def _label_blocks(labels: Mapping[str, Audit]) -> list[Block]:
 
 
 def _audit_rows(audits: Collection[Audit]) -> list[list[Any]]:
-    """A row for each number that splits have."""
+    """Returns a row for each number that splits have."""
     return [
         [name, *(show(audit.own.get(key)) for audit in audits)]
         for key, (name, show) in AUDIT.items()
@@ -107,7 +107,7 @@ def _audit_rows(audits: Collection[Audit]) -> list[list[Any]]:
 
 
 def data_limits(data: DataRecord) -> list[str]:
-    """What split, leaks and lengths of the rows leave open; nothing of what was not recorded."""
+    """Returns what split, leaks and lengths of the rows leave open; nothing of what was not recorded."""
     split = data.split
     lines = []
     if text := SPLITS.get(split.rule.partition(":")[0]):
@@ -127,7 +127,7 @@ def data_limits(data: DataRecord) -> list[str]:
 
 
 def summarize_data(report: Facts) -> str:
-    """A data report in a few lines: rows, changes, split sizes, leaks, inputs, and what its notes and warnings say."""
+    """Describes a data report in a few lines: rows, changes, split sizes, leaks, inputs, and its notes and warnings."""
     data = from_json(DataRecord, report)
     notes = [f"  note: {note}" for note in (*data.split.notes, *data.notes)]
     notes += [f"  WARNING: {warning}" for warning in data.warnings]
@@ -151,7 +151,7 @@ def summarize_data(report: Facts) -> str:
 
 
 def _describe_missing(data: DataRecord) -> list[str]:
-    """How many rows lack a chain, a line for each that they may lack."""
+    """Describes how many rows lack a chain, a line for each that they may lack."""
     lines = []
     for name, counts in data.missing_chains.items():
         shown = [f"{num:,} of {units.number(data.sizes.get(split))} in {split}" for split, num in counts.items()]
@@ -160,7 +160,7 @@ def _describe_missing(data: DataRecord) -> list[str]:
 
 
 def describe_unread(inputs: Facts) -> Iterator[str]:
-    """What encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
+    """Yields what encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
     return _describe_unread(from_json(DataRecord, {"inputs": inputs}))
 
 
@@ -184,7 +184,7 @@ def describe_near_copies(leaks: Leaks) -> list[str]:
 
 
 def describe_repeated(leaks: Leaks) -> str:
-    """The sentence that names rows which stand in train, too; "" where there are none."""
+    """Returns the sentence that names rows which stand in train, too; "" where there are none."""
     num = leaks.row.num_test_rows_in_train
     if not num:
         return ""

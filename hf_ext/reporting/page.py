@@ -74,7 +74,7 @@ _RECORDED: dict[str, type[Any]] = {"text": Text, "points": Points, "code": Code,
 
 
 def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> list[Block]:
-    """A table of two columns, without what was not recorded; nothing where nothing was."""
+    """Returns a table of two columns, without what was not recorded; nothing where nothing was."""
     known = [row for row in rows if row[1] not in (None, "", NOT_MEASURED)]
     return [Table(["", ""], known, caption)] if known else []
 
@@ -126,12 +126,12 @@ class Page(Frozen):
 
 
 def page_record(page: Page) -> dict[str, Any]:
-    """JSON-able, with its format number."""
+    """Returns a JSON-able record, with its format number."""
     return {"format": FORMAT, **asdict(page)}
 
 
 def read_page(record: Mapping[str, Any]) -> Page:
-    """The page of such a record.
+    """Reads the page of such a record.
 
     Raises:
         DataError: it is none, as after an edit by hand.

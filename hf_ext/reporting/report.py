@@ -77,10 +77,11 @@ def _cell(value: object) -> str:
 
 
 def _classes(table: Table, column: int) -> Markup:
-    """Columns of numbers stand to the right; the column of the model is the one that matters most."""
+    """Chooses classes: columns of numbers stand to the right; the column of the model is the one that matters most."""
     texts = [number(row[column]) for row in table.rows]
     scores = [text.split(" [")[0] for text in texts if text not in (NOT_MEASURED, "undefined")]
-    is_right, is_main = column > 0 and is_numeric(scores), table.headers[column] == "model"
+    is_right = column > 0 and is_numeric(scores)
+    is_main = table.headers[column] == "model"
     names = ["num"] * is_right + ["main"] * is_main
     return Markup(' class="{}"').format(" ".join(names)) if names else Markup()
 
@@ -145,8 +146,10 @@ def _may_replace(path: Path) -> bool:
 
 
 def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
-    """What the Hub filters and displays by. Nothing in it is guessed: what is not known is left out."""
-    page, bases, source = contents.page, find_bases(run, contents.page), data_source(run)
+    """Returns what the Hub filters and displays by. Nothing in it is guessed: what is not known is left out."""
+    page = contents.page
+    bases = find_bases(run, contents.page)
+    source = data_source(run)
     named = [base.encoder for base in bases if is_hub_id(base.encoder, base.revision)]
     trainings = {base.training for base in bases}
     extra: dict[str, Any] = {}
@@ -158,7 +161,8 @@ def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
     settings = run.record.settings if on_hub else {}
     kind, dataset = (source, source) if on_hub else ("local-file", last_part(source))
     if page.dataset or run.record.is_demo:
-        kind, dataset = "generated", page.dataset or "Generated demo data"
+        kind = "generated"
+        dataset = page.dataset or "Generated demo data"
     scores = [
         EvalResult(
             task_type=page.task_type,
@@ -190,7 +194,7 @@ def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
 
 
 def lay_out(block: Block) -> str:
-    """A block in Markdown; nothing for what is folded in the report."""
+    """Formats a block in Markdown; nothing for what is folded in the report."""
     if isinstance(block, Figures):
         return f"![{block.png.removesuffix('.png')}]({block.png})" if block.png else ""
     if not isinstance(block, Text | Code) and block.fold:
@@ -208,21 +212,21 @@ def lay_out(block: Block) -> str:
 
 
 def plain(text: object) -> str:
-    """Text that Markdown shows as it is: on one line, nothing in it is markup, no folder of this machine."""
+    """Writes text so that Markdown shows it as it is, on one line, without markup and folders of this machine."""
     text = " ".join(hide_folders(str(text)).split()).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
     text = re.sub(r"([`*])", r"\\\1", text).replace("](", "]\\(").replace("][", "]\\[")
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
 
 
 def plain_line(text: object) -> str:
-    """`plain` at the start of a line, where more characters begin headings, lists, quotes and link targets."""
+    """Writes as `plain` does, at the start of a line, where more characters begin headings, lists and quotes."""
     line = re.sub(r"^([#>+=~|-])", r"\\\1", plain(text))
     line = re.sub(r"^\[(?=[^]]*\]:)", r"\\[", line)
     return re.sub(r"^(\d+)([.)] )", r"\1\\\2", line)
 
 
 def code(text: object) -> str:
-    """A code span: a name or a value, on one line; nothing for no text."""
+    """Formats a code span: a name or a value, on one line; nothing for no text."""
     text = " ".join(hide_folders(str(text)).split())
     fence = _fence(text, 1)
     room = " " if text.startswith("`") or text.endswith("`") else ""

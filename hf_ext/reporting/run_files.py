@@ -46,7 +46,7 @@ class RunFiles:
     predictions: Predictions | None
 
     def image(self, name: str) -> str:
-        """`name` where the folder has this picture, else nothing."""
+        """Returns `name` where the folder has this picture, else nothing."""
         return name if (self.folder / name).is_file() else ""
 
 
@@ -91,7 +91,7 @@ def read_record(kind: type[Read], path: Path) -> Read:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file.
+    """Reads the object in a file; empty where there is no file.
 
     Raises:
         DataError: it holds something else.
@@ -108,7 +108,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_test_predictions(path: Path, are_numbers: bool = True) -> Predictions | None:
-    """A run's `predictions.csv`; None where the table has no label or prediction column, or no rows.
+    """Reads a run's `predictions.csv`; None where the table has no label or prediction column, or no rows.
 
     Args:
         are_numbers: one per row; else labels and predictions are text.
@@ -154,7 +154,10 @@ def hide_folders(text: str) -> str:
 
 
 def is_hub_id(name: object, revision: object = None) -> bool:
-    """Whether `name` is OWNER/NAME on the Hub and not a file or folder here. A commit beside it proves the Hub."""
+    """Returns whether `name` is OWNER/NAME on the Hub and not a file or folder here.
+
+    A commit beside it proves the Hub.
+    """
     if not isinstance(name, str) or not name:
         return False
     if isinstance(revision, str) and _COMMIT.fullmatch(revision):
@@ -164,19 +167,19 @@ def is_hub_id(name: object, revision: object = None) -> bool:
 
 
 def last_part(path: str) -> str:
-    """The last part of a path, of this system or of Windows."""
+    """Returns the last part of a path, of this system or of Windows."""
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
 def show_source(name: object, revision: str | None = None) -> str:
-    """A Hub id with its revision, of anything local the last part of its path."""
+    """Shows a Hub id with its revision, of anything local the last part of its path."""
     if not is_hub_id(name, revision):
         return f"{last_part(str(name))} (local)"
     return f"{name}, revision {revision[:12]}" if revision else f"{name}, not pinned"
 
 
 def show_argument(name: str, value: object) -> str:
-    """An argument's value on one line; of local paths the last part."""
+    """Shows an argument's value on one line; of local paths the last part."""
     if isinstance(value, list | tuple):
         return " ".join(show_argument(name, item) for item in value) or "(none)"
     if not isinstance(value, str):
@@ -188,7 +191,7 @@ def show_argument(name: str, value: object) -> str:
 
 
 def show_command(command: str) -> str:
-    """A command line with the last parts of local paths."""
+    """Shows a command line with the last parts of local paths."""
     shown: list[str] = []
     flag = ""
     for word in shlex.split(command):

@@ -50,18 +50,19 @@ class RunClockCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """After a resumed run has got its state back."""
+        """Starts the clock, after a resumed run has got its state back."""
         self._began = time.monotonic()
         self.num_sessions += 1
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """The time after it is not training."""
-        self.seconds_before, self._began = self.seconds, None
+        """Stops the clock: the time after it is not training."""
+        self.seconds_before = self.seconds
+        self._began = None
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; JSON-able."""
+        """Returns what a checkpoint keeps, JSON-able."""
         return {"seconds": self.seconds, "num_sessions": self.num_sessions}
 
     def load(self, tree: dict[str, Any] | None) -> None:
@@ -136,13 +137,16 @@ def _setting(args: TrainingArguments, settings: Mapping[str, Any], name: str) ->
 
 
 def absolute_if_local(name: object) -> Any:
-    """The absolute path of a file or folder of this machine; anything else, a Hub id or None, as it is."""
+    """Returns the absolute path of a file or folder of this machine; anything else, a Hub id or None, as it is."""
     path = Path(name).expanduser() if isinstance(name, str) and name else None
     return os.path.abspath(path) if path and path.exists() else name
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """The command line without tokens; those come from `hf auth login` or the environment when it is repeated."""
+    """Returns the command line without tokens.
+
+    Those come from `hf auth login` or the environment when it is repeated.
+    """
     program = program_words()
     if len(program) > 1 and "LOCAL_RANK" not in os.environ:
         return shlex.join([*program, *without_tokens(arguments)])
@@ -154,7 +158,7 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def without_tokens(arguments: Sequence[str]) -> list[str]:
-    """Command-line words without arguments that may hold a token."""
+    """Returns command-line words without arguments that may hold a token."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -167,7 +171,7 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
 
 
 def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> Costs:
-    """Seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
+    """Returns seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
     if clock is not None and clock.num_sessions:

@@ -19,7 +19,7 @@ _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "
 
 
 def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
-    """Facts, learning curves, what the task adds, and every evaluation."""
+    """Returns facts, learning curves, what the task adds, and every evaluation."""
     record = run.record
     train = record.train
     settings = record.settings
@@ -51,7 +51,7 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
 
 
 def _evaluation_blocks(run: RunFiles) -> list[Block]:
-    """Every evaluation as a row: what was logged at its step beside losses of training and the summary at the end."""
+    """Returns every evaluation as a row: what was logged at its step beside losses and the summary at the end."""
     evaluations: dict[Any, dict[str, Any]] = {}
     for entry in run.state.log_history:
         values = {name.removeprefix("eval_"): value for name, value in entry.items() if not name.endswith(_NO_METRICS)}
@@ -73,7 +73,7 @@ def _class_of(decision: DecisionRecord) -> str:
 
 
 def plan_blocks(run: RunFiles) -> list[Block]:
-    """Every speed-up: applied, skipped or refused, and why."""
+    """Returns every speed-up: applied, skipped or refused, and why."""
     tables: dict[bool, list[list[object]]] = {True: [], False: []}
     for one in run.plan.decisions:
         evidence = [(n, v) for n, v in one.evidence.items() if not isinstance(v, dict | list)]
@@ -92,7 +92,7 @@ def plan_blocks(run: RunFiles) -> list[Block]:
 
 
 def cost_blocks(run: RunFiles) -> list[Block]:
-    """Where the time went; training time and memory stand at the top of the page."""
+    """Returns where the time went; training time and memory stand at the top of the page."""
     train = run.record.train
     costs = run.record.costs
     return facts_table(
@@ -108,7 +108,7 @@ def cost_blocks(run: RunFiles) -> list[Block]:
 
 
 def reproduce_blocks(run: RunFiles) -> list[Block]:
-    """Command, seed, arguments, versions, machine; of local paths the last part."""
+    """Returns command, seed, arguments, versions, machine; of local paths the last part."""
     record = run.record
     blocks: list[Block] = []
     if record.command:

@@ -15,7 +15,7 @@ REQUIRED_HEADERS = ["metric", "expected", "actual", ""]
 
 
 def required_rows(checked: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A row under `REQUIRED_HEADERS` for each `Checked` of `hf_ext.evaluation.requirements`."""
+    """Returns a row under `REQUIRED_HEADERS` for each `Checked` of `hf_ext.evaluation.requirements`."""
     return [
         [metric_name(one["metric"]), one["expected"], one["actual"], "passed" if one["passed"] else "FAILED"]
         for one in checked
@@ -23,7 +23,7 @@ def required_rows(checked: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def default_page(record: RunRecord) -> Page:
-    """The page of a run whose record has none: of any model, or of an earlier version."""
+    """Returns the page of a run whose record has none: of any model, or of an earlier version."""
     test = record.test
     return Page(
         title=record.model.class_ or "A model",
@@ -35,7 +35,9 @@ def default_page(record: RunRecord) -> Page:
 
 
 def score_blocks(split: SplitRecord, leaks: Leaks) -> list[Block]:
-    """Tables of the test split and of slices of it, what was noted, how to read it; nothing where it was not scored.
+    """Returns tables of the test split and of slices of it, what was noted, how to read it.
+
+    Nothing where it was not scored.
 
     What is said of near copies, of which `leaks` are the counts, stands in the limits of a page.
     """
@@ -55,7 +57,7 @@ def score_blocks(split: SplitRecord, leaks: Leaks) -> list[Block]:
 
 
 def score_table(scores: Scores, caption: str) -> Table:
-    """A row per metric, a column per predictor: there are more metrics than a page is wide."""
+    """Returns a row per metric, a column per predictor: there are more metrics than a page is wide."""
     columns = scores.values()
     found = dict.fromkeys(metric for entries in columns for metric in entries)
     rows = [[metric_title(m), *(e[m].shown if m in e else units.MISSING for e in columns)] for m in found]
@@ -63,7 +65,7 @@ def score_table(scores: Scores, caption: str) -> Table:
 
 
 def score_notes(scores: Scores) -> list[str]:
-    """What intervals mean, where a score has no value and why, and what counts as positive."""
+    """Says what intervals mean, where a score has no value and why, and what counts as positive."""
     notes = []
     entries = [(metric, entry) for both in scores.values() for metric, entry in both.items()]
     shown = [entry for metric, entry in entries if entry.low is not None and metric != "per_group_spearman"]
@@ -82,7 +84,7 @@ def score_notes(scores: Scores) -> list[str]:
 
 
 def resampled(score: Score, rows: str) -> str:
-    """What the interval of a score resamples: `rows`; or the 57 values of heavy, and whether these are too few."""
+    """Says what the interval of a score resamples: `rows`; or the 57 values of heavy, and whether these are too few."""
     if not score.interval_by:
         return rows
     few = "" if score.is_trusted else ", too few to be trusted"
@@ -90,7 +92,7 @@ def resampled(score: Score, rows: str) -> str:
 
 
 def undefined_notes(scores: Scores) -> list[str]:
-    """Which metrics of which predictors have no value and why: a sentence for all that share metrics and reason."""
+    """Says which metrics of which predictors have no value and why, a sentence for all with the same reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for predictor, both in scores.items():
         reasons: dict[str, list[str]] = {}
@@ -103,7 +105,7 @@ def undefined_notes(scores: Scores) -> list[str]:
 
 
 def fit_notes(baselines: Mapping[str, Facts]) -> list[str]:
-    """Baselines that saw only a part of the training rows or of their features."""
+    """Names baselines that saw only a part of the training rows or of their features."""
     notes = []
     for name, facts in baselines.items():
         parts = [
@@ -117,7 +119,7 @@ def fit_notes(baselines: Mapping[str, Facts]) -> list[str]:
 
 
 def score_numbers(split: SplitRecord, metrics: Iterable[str], name: str = "test") -> list[list[str]]:
-    """Numbers of a page: those of `metrics` that the model has, each beside the best baseline."""
+    """Returns numbers of a page: those of `metrics` that the model has, each beside the best baseline."""
     numbers = []
     for metric in metrics:
         if metric not in split.of_model:
@@ -139,7 +141,7 @@ def index_scores(split: SplitRecord) -> list[list[Any]]:
 
 
 def verdict_limits(verdict: VerdictRecord) -> list[str]:
-    """What the verdict found wrong, or did not find out: the first of the limits."""
+    """Says what the verdict found wrong, or did not find out: the first of the limits."""
     baseline = verdict.baseline or "a trivial predictor"
     if verdict.is_better is False:
         return [f"It is not better than {baseline}: prefer that to its predictions."]

@@ -86,7 +86,7 @@ def compose(run: RunFiles, repo: str | None = None) -> Contents:
 
 
 def find_bases(run: RunFiles, page: Page) -> list[Base]:
-    """The pretrained models under this one: those that the task names, or the one that training went on from."""
+    """Finds the pretrained models under this one: those that the task names, or the one that training went on from."""
     settings = run.record.settings
     name = settings.get("model_name_or_path")
     if page.bases or not name:
@@ -96,7 +96,10 @@ def find_bases(run: RunFiles, page: Page) -> list[Base]:
 
 
 def _alarms(record: RunRecord, page: Page) -> list[str]:
-    """What is wrong, in the order of weight: of the task, predictions, training, data, labels; each sentence once."""
+    """Returns what is wrong, in the order of weight: of the task, predictions, training, data, labels.
+
+    Each sentence once.
+    """
     alarms = [*page.alarms, *(f"Test predictions: {text}" for text in record.test.collapse.get("alarms") or ())]
     while_training: dict[str, float | None] = {}
     for entry in record.alarms:
@@ -115,7 +118,7 @@ def _alarms(record: RunRecord, page: Page) -> list[str]:
 
 
 def _run_numbers(run: RunFiles) -> list[list[str]]:
-    """Rows, time, speed, memory."""
+    """Returns rows, time, speed, memory."""
     data = run.record.data
     train = run.record.train
     costs = run.record.costs
@@ -136,7 +139,7 @@ def _run_numbers(run: RunFiles) -> list[list[str]]:
 
 
 def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
-    """How good the model is, and compared with what."""
+    """Returns how good the model is, and compared with what."""
     blocks = [*page.results] or [Text("Not measured: the run has no scores of a test split.")]
     record = run.record
     if checked := record.requirements:
@@ -155,7 +158,7 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
 
 
 def _limits(run: RunFiles, page: Page) -> list[str]:
-    """What a reader must know before using the model, the most serious first."""
+    """Returns what a reader must know before using the model, the most serious first."""
     lines = [*page.limits, *data_limits(run.record.data)]
     if run.record.is_demo:
         lines.insert(0, "Trained on generated demo data: it shows that the code works, and nothing real.")
@@ -170,7 +173,7 @@ def _limits(run: RunFiles, page: Page) -> list[str]:
 
 
 def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
-    """What it does, what it is made of, and from which weights training began."""
+    """Returns what it does, what it is made of, and from which weights training began."""
     model = run.record.model
     blocks: list[Block] = [Text(page.summary)] if page.summary else []
     if model:
@@ -194,7 +197,7 @@ def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
 
 
 def _loading_blocks(page: Page, repo: str | None) -> list[Block]:
-    """Code that runs as it stands, on made-up inputs, and what else must be there."""
+    """Returns code that runs as it stands, on made-up inputs, and what else must be there."""
     if not page.loading:
         return []
     blocks: list[Block] = [
@@ -209,7 +212,7 @@ def _loading_blocks(page: Page, repo: str | None) -> list[Block]:
 
 
 def _licence_blocks(run: RunFiles, page: Page) -> list[Block]:
-    """The licence as far as the folder says one, those of others, and whom to cite."""
+    """Returns the licence as far as the folder says one, those of others, and whom to cite."""
     found = find_bases(run, page)
     lines = ["See the file LICENSE." if has_licence(run) else "Whoever trained this model has not chosen a licence."]
     if found:
@@ -224,6 +227,6 @@ def has_licence(run: RunFiles) -> bool:
 
 
 def data_source(run: RunFiles) -> str:
-    """Hub id, file or folder that the data was read from; empty where it was generated or not recorded."""
+    """Returns the Hub id, file or folder that the data was read from; empty where it was generated or not recorded."""
     source = run.record.data.source or ""
     return "" if source == "generated" else source

@@ -48,7 +48,8 @@ class SpeedLine(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
     ) -> None:
         """Starts afresh."""
-        self._logs, self._is_shown = {}, False
+        self._logs = {}
+        self._is_shown = False
         self._said: set[str] = set()
         self._first_judged = state.global_step + self._throughput.warmup_steps + JUDGED_STEPS
         self._due = self._clock() + REFRESH_S if state.is_world_process_zero else math.inf
@@ -91,4 +92,5 @@ class SpeedLine(TrainerCallback):
             self._said.add(kind)  # once, whatever the share is: a bar has no room for a sentence
             logger.info("Slow: %s", shortfall)
         if is_due:
-            self._due, self._is_shown = self._clock() + (REFRESH_S if bars or tables else LINE_S), True
+            self._due = self._clock() + (REFRESH_S if bars or tables else LINE_S)
+            self._is_shown = True

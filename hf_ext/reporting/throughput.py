@@ -47,13 +47,13 @@ class Device:
     num_processes: int
 
     def why_no_mfu(self, flops_unknown: str = "") -> str:
-        """Why MFU is not given; empty where it is."""
+        """Returns why MFU is not given; empty where it is."""
         if self.dtype not in self.hardware.peak_tflops:
             return f"no published {self.dtype} peak for {self.hardware.name}"
         return flops_unknown
 
     def mfu(self, flops_per_s: float) -> float:
-        """Share of the peak of all processes together, where that is known."""
+        """Computes the share of the peak of all processes together, where that is known."""
         return flops_per_s / (self.hardware.peak_tflops[self.dtype] * 1e12 * self.num_processes)
 
 
@@ -105,9 +105,12 @@ class ThroughputCallback(TrainerCallback):
         tokenizer = self.tokenizer or kwargs.get("processing_class")
         self.device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
-        self._left_to_warm_up, self._warmup_seconds, self._peak_bytes = self.warmup_steps, 0.0, 0
+        self._left_to_warm_up = self.warmup_steps
+        self._warmup_seconds = 0.0
+        self._peak_bytes = 0
         self._seconds_before = time.time() - psutil.Process().create_time()
-        self._window, self._totals = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
+        self._window = np.zeros(len(COLUMNS))
+        self._totals = np.zeros(len(COLUMNS))
         self._begun = self._measured_since = self._free = self._clock()
         self._num_measured = 0
 
@@ -207,7 +210,7 @@ class ThroughputCallback(TrainerCallback):
         return {"batches_per_s": batches, **self._rates(sums), **self._hours_left(state)}
 
     def summarize(self, state: TrainerState) -> Throughput:
-        """What `throughput.json` holds."""
+        """Returns what `throughput.json` holds."""
         return Throughput(
             unit=self._counter.unit,
             device=self.device.hardware.name,
@@ -231,11 +234,12 @@ class ThroughputCallback(TrainerCallback):
             self._window[3:] += self._counter.take().cpu().double().numpy()
 
     def _gather(self, args: TrainingArguments) -> np.ndarray:
-        """What all processes did since the last call; the one place where they wait for each other."""
+        """Gathers what all processes did since the last call; the one place where they wait for each other."""
         self._read()
         if args.device.type == "cuda" and self._window[0]:  # whose steps may have been under way when the loop went on
             self._window[1] += self._clock() - self._free
-        window, self._window = self._window, np.zeros(len(COLUMNS))
+        window = self._window
+        self._window = np.zeros(len(COLUMNS))
         self._peak_bytes = max(self._peak_bytes, peak_bytes(args.device))
         if args.world_size > 1:
             own = torch.tensor([[*window, self._peak_bytes]], dtype=torch.float64)
@@ -248,7 +252,8 @@ class ThroughputCallback(TrainerCallback):
 
     def _rates(self, sums: np.ndarray) -> dict[str, float]:
         """Rates per second and shares from sums over steps; empty where no time was measured."""
-        unit, of = self._counter.unit, dict(zip(COLUMNS, sums.tolist()))
+        unit = self._counter.unit
+        of = dict(zip(COLUMNS, sums.tolist()))
         seconds = of["seconds"]
         if seconds <= 0:
             return {}
@@ -269,7 +274,7 @@ class ThroughputCallback(TrainerCallback):
 
 
 def _compute_dtype(args: TrainingArguments, model: nn.Module) -> str:
-    """What the matrix products of this run are computed in: a key of `Hardware.peak_tflops`."""
+    """Returns what the matrix products of this run are computed in: a key of `Hardware.peak_tflops`."""
     if args.bf16 or args.fp16:
         return "bf16" if args.bf16 else "fp16"
     largest = max(model.parameters(), key=lambda parameter: parameter.numel()).dtype
@@ -278,7 +283,10 @@ def _compute_dtype(args: TrainingArguments, model: nn.Module) -> str:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most memory that was in use at once: tensors on a CUDA device; elsewhere this process's resident memory."""
+    """Measures the most memory that was in use at once: tensors on a CUDA device.
+
+    Elsewhere this process's resident memory.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -43,7 +43,8 @@ class Exporter:
         Raises:
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
-        trainer, folder = self._trainer, folder or self._trainer.args.output_dir
+        trainer = self._trainer
+        folder = folder or self._trainer.args.output_dir
         try:
             yield
             if trainer.args.should_save:

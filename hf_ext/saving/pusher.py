@@ -58,7 +58,8 @@ class Pusher(TrainerCallback):
             ArgumentError: `hub_strategy` is one that pushes whole checkpoints.
             HubError: on all processes; see `open_repository`.
         """
-        trainer, settings = self._trainer, self._settings(given)
+        trainer = self._trainer
+        settings = self._settings(given)
         if trainer.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             raise ArgumentError(
                 f"hub_strategy={trainer.args.hub_strategy.value}: whole checkpoints are not pushed. Give every_save "
@@ -78,7 +79,9 @@ class Pusher(TrainerCallback):
 
     def push_checkpoint(self, newest: int) -> None:
         """Begins the push of the model of checkpoint `newest`, which is in place, where `hub_strategy` wants it."""
-        trainer, store, name = self._trainer, self._saver.store, f"checkpoint-{newest}"
+        trainer = self._trainer
+        store = self._saver.store
+        name = f"checkpoint-{newest}"
         is_due = (
             trainer.args.hub_strategy == HubStrategy.EVERY_SAVE and name != self._begun and store.path(newest).is_dir()
         )
@@ -109,7 +112,8 @@ class Pusher(TrainerCallback):
         Raises:
             HfExtError, HubError: on all processes, if `blocking`; else `close` says how it went.
         """
-        trainer, settings = self._trainer, self._settings(given)
+        trainer = self._trainer
+        settings = self._settings(given)
         push = partial(push_folder, trainer.args.output_dir, trainer.hub_model_id, message=str(message), **settings)
         if self._team.is_main:
             self._send("The trained model", push)
@@ -126,7 +130,8 @@ class Pusher(TrainerCallback):
     def save_with_card(self, save: Callable[[], None], about: dict[str, Any]) -> None:
         """Saves the model; a card in the output folder that the user wrote stays, else Trainer makes one of `about`."""
         self._wait()  # for what is being sent of the folder
-        path, is_main = Path(self._trainer.args.output_dir, CARD), self._team.is_main
+        path = Path(self._trainer.args.output_dir, CARD)
+        is_main = self._team.is_main
         written = path.read_bytes() if is_main and path.is_file() else None
         save()
         if not is_main:
@@ -155,7 +160,8 @@ class Pusher(TrainerCallback):
             if before is not None:
                 before.join()
             try:
-                self._commit, self._error = push(), None
+                self._commit = push()
+                self._error = None
                 logger.info("%s is on the Hub: %s", name, self._commit.commit_url)
             except Exception as error:  # whatever it is: else it would be lost
                 is_said = isinstance(error, HfExtError | RunEnded)

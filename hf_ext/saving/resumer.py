@@ -101,7 +101,8 @@ class Resumer:
         Raises:
             CheckpointError: a checkpoint that was named is damaged, or the run contradicts the checkpoint.
         """
-        args, store = self._trainer.args, self._saver.store
+        args = self._trainer.args
+        store = self._saver.store
         facts = self.describe()
         store.adopt(uuid.uuid4().hex)  # a second call of `train` is another run, unless it continues one
         if asked is None:
@@ -121,14 +122,17 @@ class Resumer:
 
     def go_on(self) -> None:
         """Restores what Trainer does not: states of parts, and arguments that were allowed to change."""
-        trainer, resumed, state = self._trainer, self.resumed, self._trainer.state
+        trainer = self._trainer
+        resumed = self.resumed
+        state = self._trainer.state
         for part in self._carried:
             part.load(None if resumed is None else resumed.progress.get(part.name))
         if resumed is None:
             return
         if (losses := resumed.progress.get("losses")) and state.global_step < state.max_steps:  # since the last log
             each = losses["unlogged"]  # of each process: a sum of means is rounded otherwise than a mean of sums
-            mean, is_same = sum(each) / len(each), len(each) == trainer.args.world_size
+            mean = sum(each) / len(each)
+            is_same = len(each) == trainer.args.world_size
             trainer._tr_loss.fill_(each[trainer.args.process_index] if is_same else mean)
             trainer._total_loss_scalar = -mean  # which Trainer's `train_loss`, of this session's steps, is not to count
             trainer._globalstep_last_logged = losses["last_logged_step"]
@@ -174,13 +178,15 @@ class Resumer:
 
     def _compare(self, stored: Stored, facts: dict[str, Any]) -> Resumed:
         """Compares this run with the checkpoint's, and takes over its identity."""
-        trainer, store = self._trainer, self._saver.store
+        trainer = self._trainer
+        store = self._saver.store
         check_unlisted(stored)
         changes = compare_runs(stored.manifest.facts, facts, trainer.args.allow_changed)
         refuse(stored.path, changes.contradictions)
         if changes.allowed & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
-        progress, is_own = read_json(stored.path / PROGRESS), store.has(stored.path)
+        progress = read_json(stored.path / PROGRESS)
+        is_own = store.has(stored.path)
         if progress.get("only_model"):
             raise CheckpointError(
                 f"{stored.path} holds weights alone (save_only_model), from which training cannot be continued: load "
@@ -207,7 +213,8 @@ class Resumer:
         With nothing allowed that concerns them, optimizer and schedule stay as they are, bit for bit. A new learning
         rate goes on where the schedule stands; of one that is no function of the step it starts again.
         """
-        optimizer, schedule = self._trainer.optimizer, self._trainer.lr_scheduler
+        optimizer = self._trainer.optimizer
+        schedule = self._trainer.lr_scheduler
         schedule = getattr(schedule, "scheduler", schedule)  # which Accelerate wrapped
         allowed = {*self.resumed.allowed} if self.resumed is not None else set()
         if optimizer is None or schedule is None or not (allowed and self._made):

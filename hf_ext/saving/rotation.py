@@ -59,7 +59,8 @@ class Retention:
 
     def sizes(self) -> Sizes:
         """Returns upper bounds of what one checkpoint takes."""
-        args, model = self._trainer.args, self._trainer.model
+        args = self._trainer.args
+        model = self._trainer.model
         small_bytes = SMALL_FILES_BYTES + self._carried_bytes()
         of_library = self._backend.checkpoint_sizes(model, small_bytes)
         if of_library is not None:
@@ -72,7 +73,8 @@ class Retention:
         Raises:
             ArgumentError: see `check_budget`.
         """
-        sizes, policy = self.sizes(), read_policy(self._trainer.args)
+        sizes = self.sizes()
+        policy = read_policy(self._trainer.args)
         self.full_bytes = sizes.full_bytes
         if policy.budget_bytes is not None:
             check_budget(sizes, policy, self.other_bytes())
@@ -88,7 +90,9 @@ class Retention:
         Raises:
             OSError: the budget has no room for it, whatever is deleted.
         """
-        full_bytes, entries, policy = self.full_bytes or 0, self._entries(), read_policy(self._trainer.args)
+        full_bytes = self.full_bytes or 0
+        entries = self._entries()
+        policy = read_policy(self._trainer.args)
         # What was logged so far, and a large tokenizer, are in the newest one: the bound knows neither.
         like_newest = entries[-1].num_bytes + SMALL_FILES_BYTES // 2 if entries and entries[-1].is_resumable else 0
         new_bytes = max(full_bytes, like_newest)
@@ -132,7 +136,8 @@ class Retention:
 
         Less what pinned checkpoints take, which come on top of the budget.
         """
-        folder, own = Path(self._trainer.args.output_dir).absolute(), self._store.checkpoints()
+        folder = Path(self._trainer.args.output_dir).absolute()
+        own = self._store.checkpoints()
         if folder == self._store.folder:
             kept = sum(stored.num_bytes for stored in own)
         else:  # copies of the local ones, made and deleted in the background

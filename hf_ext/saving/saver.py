@@ -93,7 +93,8 @@ class Saver:
         args = self._trainer.args
         folders = args.output_dir, args.local_checkpoint_dir
         if folders != self._folders:
-            self._folders, (output, local) = folders, folders
+            self._folders = folders
+            (output, local) = folders
             stored = MirroredStore(local_folder(local, output), output) if local is not None else None
             self.store: CheckpointStore = stored or CheckpointStore(output)
             self.retention = self._keep(self.store)
@@ -105,7 +106,9 @@ class Saver:
             facts: what its checkpoints' manifests say of it, JSON-able.
             saved_step: of the checkpoint in this run's folder that it continues from. best_step: of the best one there.
         """
-        self._facts, self.saved_step, self.retention.best_saved = facts, saved_step, best_step
+        self._facts = facts
+        self.saved_step = saved_step
+        self.retention.best_saved = best_step
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +120,8 @@ class Saver:
             NotFiniteError: weights or optimizer states are NaN or infinite.
         """
         self.finish()
-        step, began = self._trainer.state.global_step, time.perf_counter()
+        step = self._trainer.state.global_step
+        began = time.perf_counter()
         if step == self.saved_step:
             return
         self.check_finite(with_optimizer=True)
@@ -153,12 +157,15 @@ class Saver:
         if failure is not None:
             self._give_up(step, failure)
             return
-        self.saved_step, self._num_failures, self._open_step = step, 0, step
+        self.saved_step = step
+        self._num_failures = 0
+        self._open_step = step
         self._stopper.note_save(time.perf_counter() - began)
 
     def leave(self) -> None:
         """Waits for the commit that is under way after an exception, where other processes may not be here."""
-        begun, self._begun = self._begun, None
+        begun = self._begun
+        self._begun = None
         if begun is not None and begun[2] is not None and begun[2].exception() is not None:
             self.store.abandon(begun[0])
 
@@ -167,7 +174,8 @@ class Saver:
         self.store.stage(self._trainer.state.global_step)
 
     def _write_files(self, write: Callable[[], None]) -> None:
-        trainer, state = self._trainer, self._trainer.state
+        trainer = self._trainer
+        state = self._trainer.state
         folder = self.store.staging_path(state.global_step)
         if not folder.is_dir():  # made by the main process
             raise CheckpointError(
@@ -218,7 +226,8 @@ class Saver:
         """
         if waits:
             self._wait()
-        step, self._open_step = self._open_step, None
+        step = self._open_step
+        self._open_step = None
         if step is None:
             return
         if self._team.writes:
@@ -295,7 +304,8 @@ class Saver:
 
         Cost: one pass over them and one device synchronisation.
         """
-        trainer, backend = self._trainer, self._backend
+        trainer = self._trainer
+        backend = self._backend
         tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
         is_stored = with_optimizer and not (backend.is_zero or trainer.args.save_only_model)
         if is_stored and trainer.optimizer is not None:

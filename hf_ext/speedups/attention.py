@@ -44,7 +44,7 @@ class Attention(Speedup):
     predicts = True  # so that what is put into the cache is what training would compute
 
     def decide(self, context: Context) -> Decision:
-        """An explicit choice is met or refused; `auto` takes what the hardware is fastest with."""
+        """Meets or refuses an explicit choice; for `auto` takes what the hardware is fastest with."""
         asked = context.args.attention
         if self.left_out(context):
             return off()
@@ -65,7 +65,8 @@ class Attention(Speedup):
         Raises:
             PlanRefused: an explicit choice is above the bound, or does not run here.
         """
-        kernel, asked = decision.settings["kernel"], decision.settings["asked"]
+        kernel = decision.settings["kernel"]
+        asked = decision.settings["asked"]
         if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
             return skipped("scores of the model's eager attention may be read, and no other kernel returns them")
         swap, undo = swaps(run.model, kernel)
@@ -113,7 +114,7 @@ def _decide_auto(context: Context) -> Decision:
 
 
 def _problem(asked: str, context: Context) -> str | None:
-    """Why an explicit choice cannot be met, with what to do instead; None if it can."""
+    """Returns why an explicit choice cannot be met, with what to do instead; None if it can."""
     if asked == "faesm":
         if "esm" not in context.model.families:
             return "the model has no ESM encoder"
@@ -142,7 +143,7 @@ def _flash_problem(context: Context) -> str | None:
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:
-    """How to give the encoders of a model (or one loaded later) this attention, and how to give them their own back."""
+    """Returns how to give the encoders of a model, now or when loaded, this attention, and how to undo it."""
     if kernel == "faesm":
         return set_faesm, partial(restore_faesm, model)
     before: list[tuple[Any, str]] = []  # configurations, which keep no encoder alive

@@ -47,32 +47,32 @@ class Decision:
         return replace(self, evidence={**self.evidence, **evidence})
 
     def of(self, speedup: Speedup) -> Decision:
-        """Under the name of the speed-up that took it."""
+        """Puts the decision under the name of the speed-up that took it."""
         return self if self.name else replace(self, name=speedup.NAME, kind=speedup.KIND)
 
 
 def applied(reason: str, settings: dict[str, Any] | None = None, evidence: dict[str, Any] | None = None) -> Decision:
-    """It will be done."""
+    """Makes the decision that it will be done."""
     return Decision("", "I", "applied", reason, settings or {}, evidence or {})
 
 
 def skipped(reason: str, evidence: dict[str, Any] | None = None) -> Decision:
-    """This machine, model or library cannot; the run goes on without."""
+    """Makes the decision that this machine, model or library cannot; the run goes on without."""
     return Decision("", "I", "skipped", reason, {}, evidence or {})
 
 
 def refused(reason: str) -> Decision:
-    """It would be wrong; the run does not begin."""
+    """Makes the decision that it would be wrong; the run does not begin."""
     return Decision("", "I", "refused", reason)
 
 
 def cannot(reason: str, is_named: bool) -> Decision:
-    """Refused where the user asked for it by name, else skipped."""
+    """Refuses where the user asked for it by name, else skips."""
     return refused(reason) if is_named else skipped(reason)
 
 
 def off(reason: str = "not asked for") -> Decision:
-    """Nobody asked for it, or there is nothing to do."""
+    """Makes the decision that it was not asked for, or that there is nothing to do."""
     return Decision("", "I", "off", reason)
 
 
@@ -119,7 +119,7 @@ class Context:
     cpu_cores: int = 1
 
     def wants(self, name: str, kind: Kind) -> bool:
-        """Whether the user asked for a speed-up by name, or for all that leave learning as it is."""
+        """Returns whether the user asked for a speed-up by name, or for all that leave learning as it is."""
         if self.leaves_out(name, kind):
             return False
         named = self.args.speedups or []
@@ -131,21 +131,21 @@ class Context:
         return name in left_out or (kind == "N" and "numerics" in left_out)
 
     def names(self, name: str) -> bool:
-        """Whether the user asked for a speed-up by its name, of those that "all" leaves out."""
+        """Returns whether the user asked for a speed-up by its name, of those that "all" leaves out."""
         return name in (self.args.speedups or []) and name not in (self.args.without or [])
 
     def unasked(self, name: str, how: str) -> Decision:
-        """Of a speed-up with a flag of its own, which was not given: off, or how to ask for it where it was named."""
+        """Decides when the flag that a speed-up needs is absent: off, or how to ask for it where it was named."""
         return skipped(how) if name in (self.args.speedups or []) else off()
 
     def leave_out(self, names: list[str]) -> Context:
-        """These facts, with some speed-ups not wanted: what a measurement has rejected."""
+        """Returns these facts, with some speed-ups not wanted: what a measurement has rejected."""
         args = copy.copy(self.args)
         args.without = [*(args.without or []), *names]
         return replace(self, args=args)
 
     def user_set(self, field_name: str) -> bool:
-        """Whether the user set a training argument, by command line, YAML or code, rather than a preset."""
+        """Returns whether the user set a training argument, by command line, YAML or code, rather than a preset."""
         return field_name in self.args.explicit_fields
 
     @property
@@ -233,7 +233,7 @@ class Run:
 
 
 def _call_all(actions: list[Callable[[], None]]) -> None:
-    """Last first, each once."""
+    """Calls all, last first, each once."""
     while actions:
         actions.pop()()
 
@@ -323,15 +323,15 @@ OTHER_FORWARD = "the forward of such modules here is not that of transformers"
 
 
 def optimizer_name(args: Any) -> str:
-    """A value of Trainer's `--optim`, which is a name or one of its enumeration."""
+    """Names a value of Trainer's `--optim`, which is a name or one of its enumeration."""
     return str(getattr(args.optim, "value", args.optim))
 
 
 def recomputes(args: Any) -> bool:
-    """Whether layers are computed again in the backward pass, by Trainer's switch or its older name."""
+    """Returns whether layers are computed again in the backward pass, by Trainer's switch or its older name."""
     return bool(args.activation_checkpointing or args.gradient_checkpointing)
 
 
 def are_weights_split(args: Any) -> bool:
-    """Whether FSDP or DeepSpeed has processes hold parts of what is trained."""
+    """Returns whether FSDP or DeepSpeed has processes hold parts of what is trained."""
     return bool(args.fsdp) or args.deepspeed_plugin is not None or splits_weights(args)

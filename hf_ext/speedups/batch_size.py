@@ -30,7 +30,8 @@ class BatchSize(SetsFields):
 
     def decide(self, context: Context) -> Decision:
         """Works out batch and accumulation; refuses sizes that do not divide."""
-        args, world = context.args, context.world_size
+        args = context.args
+        world = context.world_size
         if self.left_out(context):
             return off()
         if args.effective_batch_size:
@@ -52,7 +53,10 @@ class BatchSize(SetsFields):
 
 
 def cached_batch_size(num_rows: int, largest: int) -> int:
-    """Largest power of two, at most `largest`, that leaves `MIN_STEPS_PER_EPOCH` steps per epoch; at least 8."""
+    """Chooses the largest power of two, at most `largest`, that leaves `MIN_STEPS_PER_EPOCH` steps per epoch.
+
+    At least 8.
+    """
     batch = 8
     while batch * 2 <= largest and num_rows // (batch * 2) >= MIN_STEPS_PER_EPOCH:
         batch *= 2
@@ -60,17 +64,20 @@ def cached_batch_size(num_rows: int, largest: int) -> int:
 
 
 def nearest_multiples(value: int, unit: int) -> str:
-    """The multiples of `unit` around `value`, as words."""
-    below, above = value // unit * unit, -(-value // unit) * unit
+    """Names the multiples of `unit` around `value`."""
+    below = value // unit * unit
+    above = -(-value // unit) * unit
     return " or ".join(str(near) for near in dict.fromkeys((below, above)) if near)
 
 
 def _accumulate(context: Context, effective: int) -> Decision:
-    args, asked = context.args, f"--effective_batch_size {context.args.effective_batch_size}"
+    args = context.args
+    asked = f"--effective_batch_size {context.args.effective_batch_size}"
     if args.accelerator_config.split_batches and context.world_size > 1:
         return refused(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
     devices = context.world_size * max(1, args.n_gpu)
-    rows, passes = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    rows = args.per_device_train_batch_size
+    passes = args.gradient_accumulation_steps
     has_rows, has_passes = map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps"))
     unit = devices * (rows if has_rows else 1) * (passes if has_passes else 1)
     if effective % unit:

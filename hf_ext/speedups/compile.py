@@ -45,7 +45,7 @@ class Compile(Speedup):
     KIND: Kind = "N"
 
     def decide(self, context: Context) -> Decision:
-        """On where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
+        """Decides: on where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
         if not self.wanted(context):
             return off()
         problem = _problem(context)
@@ -77,7 +77,8 @@ class Compile(Speedup):
 
 
 def _problem(context: Context) -> str | None:
-    args, hardware = context.args, context.hardware
+    args = context.args
+    hardware = context.hardware
     if context.caches_all_inputs:
         return "no encoder trains: blocks run once per distinct sequence"
     if not context.model.blocks and not context.model.frozen_inputs:  # frozen encoders may not be loaded yet
@@ -120,7 +121,7 @@ def uncompile_blocks(model: nn.Module) -> None:
 
 
 def _parts(block: nn.Module) -> list[nn.Module]:
-    """What a block calls one after the other (attention, feed-forward): its children with matrices, none of a norm."""
+    """Returns what a block calls one after the other (attention, feed-forward): its children with matrices."""
     parts: list[nn.Module] = []
     for child in block.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
@@ -131,7 +132,7 @@ def _parts(block: nn.Module) -> list[nn.Module]:
 
 
 def _train_once(run: Run, samples: list[Sample]) -> None:
-    """Forward and backward through the model on real rows, as in training; leaves no gradient, draws no number."""
+    """Runs forward and backward through the model on real rows, as in training; leaves no gradient, draws no number."""
     try:
         with modes_kept(run.model), draws_kept(run.args.device):
             run.model.train()  # of an AffinityModel, frozen encoders stay in evaluation mode
@@ -145,7 +146,7 @@ def _train_once(run: Run, samples: list[Sample]) -> None:
 
 
 def _pack_without_filling(run: Run) -> None:
-    """Packed rows are filled up for compiled blocks only."""
+    """Packs without filling rows up, which is for compiled blocks only."""
     change_layout(run.collator, round_up=False)
     for encoder in find_encoders(run.model):
         if is_packed(encoder):

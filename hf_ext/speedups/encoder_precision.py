@@ -38,7 +38,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def asked_bits(args: Any) -> int | None:
-    """What `--load_in_8bit` and `--load_in_4bit` ask for; None without either."""
+    """Returns what `--load_in_8bit` and `--load_in_4bit` ask for; None without either."""
     return 8 if args.load_in_8bit else 4 if args.load_in_4bit else None
 
 
@@ -67,7 +67,8 @@ class EncoderPrecision(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies to frozen encoders on hardware with a native half precision, and in 8 or 4 bits where asked for."""
-        bits, is_wanted = asked_bits(context.args), self.wanted(context)
+        bits = asked_bits(context.args)
+        is_wanted = self.wanted(context)
         if not is_wanted and bits is None:
             return off()
         if not context.model.frozen_inputs:
@@ -128,7 +129,8 @@ class EncoderPrecision(Speedup):
 
 
 def _decide_bits(context: Context, bits: int, best: str) -> Decision:
-    args, flag = context.args, f"--load_in_{bits}bit"
+    args = context.args
+    flag = f"--load_in_{bits}bit"
     if args.load_in_8bit and args.load_in_4bit:
         return refused("--load_in_8bit and --load_in_4bit: give one of the two")
     if EncoderPrecision().left_out(context):
@@ -151,7 +153,7 @@ def _settings(context: Context, dtype: str) -> dict[str, Any]:
 
 
 def halve_encoders(run: Run, hardware: Hardware) -> None:
-    """Half precision for the encoders of `run.model`, all frozen, where it has one and the probe allows it."""
+    """Puts the frozen encoders of `run.model` in half precision, where it has one and the probe allows it."""
     if (best := best_precision(hardware)) != "fp32":
         EncoderPrecision().apply(applied(best, {"dtype": best, "mode": _mode(hardware), "max_noise": MAX_NOISE}), run)
 
@@ -173,7 +175,8 @@ def set_encoder_dtype(model: Any, dtype: str, mode: str, bits: int | None = None
 
     Reloads them where they are stored otherwise than before.
     """
-    config, stored = model.config, (model.config.encoder_dtype, model.config.encoder_bits)
+    config = model.config
+    stored = (model.config.encoder_dtype, model.config.encoder_bits)
     if mode == "autocast":
         config.encoder_autocast = _DTYPES.get(dtype)
     else:
@@ -184,7 +187,7 @@ def set_encoder_dtype(model: Any, dtype: str, mode: str, bits: int | None = None
 
 
 def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
-    """Mean distance of centred candidate from centred reference, over the reference's mean distance from its centre.
+    """Computes the mean distance of centred candidate and reference, over the reference's from its centre.
 
     Args:
         candidate, reference: (n, width), float32. With n < 2 there is no spread to compare with, and the result is 0.
@@ -197,7 +200,7 @@ def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _sample(run: Run, name: str) -> list[dict[str, torch.Tensor]]:
-    """Model inputs of up to 32 distinct training sequences, spread over the set, one sequence each."""
+    """Samples model inputs of up to 32 distinct training sequences, spread over the set, one sequence each."""
     rows = read_columns(run.train_dataset, run.collator.columns[name])
     distinct = [parts for parts in dict.fromkeys(rows) if any(parts)]  # an input that a row lacks is not encoded
     chosen = distinct[:: max(1, len(distinct) // PROBE_SEQUENCES)][:PROBE_SEQUENCES]

@@ -47,7 +47,7 @@ def describe_model(model: Any) -> ModelFacts:
 
 
 def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
-    """Row count, distinct inputs, and the padding that random batches would have."""
+    """Describes row count, distinct inputs, and the padding that random batches would have."""
     if dataset is None or isinstance(dataset, Mapping):  # several are for a data loader of the user's
         return DataFacts()
     if not has_numbered_rows(dataset):
@@ -72,7 +72,7 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
 
 
 def padding_share(lengths: list[int], batch_size: int) -> float:
-    """Share of padding in random batches of `batch_size`, of 20,000 lengths drawn with a seed: files may be sorted."""
+    """Estimates the share of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed."""
     values = torch.tensor(lengths)
     shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
     batches = shuffled.split(batch_size)

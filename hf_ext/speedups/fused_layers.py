@@ -131,7 +131,7 @@ def all_tokens(model: nn.Module) -> None:
 
 
 def _label_only_forward(family: Any) -> Any:
-    """The forward of one class, with its signature: the names tell Trainer which columns of the data to keep."""
+    """Makes the forward of one class, with its signature: the names tell Trainer which columns of the data to keep."""
     takes = signature(family.forward)
     head = HEADS[family]
 
@@ -155,6 +155,6 @@ def _label_only_forward(family: Any) -> Any:
 
 
 def _locate(labels: Any, layout: Any) -> Any:
-    """Where labels stand in the flattened rows, as the batch says, or read from them."""
+    """Finds where labels stand in the flattened rows, as the batch says, or read from them."""
     known = None if layout is None or layout.shape != tuple(labels.shape) else layout.labelled
     return locate_labels(labels) if known is None else known.to(labels.device)

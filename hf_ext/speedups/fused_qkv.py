@@ -80,12 +80,13 @@ def _forward(
     position_embeddings: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """`EsmSelfAttention.forward`."""
+    """Computes `EsmSelfAttention.forward`."""
     parts = (layer.query, layer.key, layer.value)
     if encoder_hidden_states is not None or not _are_plain(parts):
         others = (encoder_hidden_states, encoder_attention_mask, position_embeddings)
         return type(layer).forward(layer, hidden_states, attention_mask, *others, **kwargs)
-    heads, size = layer.num_attention_heads, layer.attention_head_size
+    heads = layer.num_attention_heads
+    size = layer.attention_head_size
     # Side by side, queries and keys interleaved: (..., width) -> (..., 3 * width).
     weight, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("weight", "bias"))
     joined = linear(hidden_states, weight, bias).unflatten(-1, (3, heads, size))
@@ -103,14 +104,14 @@ def _forward(
 
 
 def _are_plain(parts: Sequence[nn.Module]) -> bool:
-    """Whether calling these is their product with a bias and no more."""
+    """Returns whether calling these is their product with a bias and no more."""
     if any(type(part) is not nn.Linear or part.bias is None for part in parts):
         return False
     return not any("forward" in vars(part) or any(getattr(part, name) for name in _HOOKS) for part in parts)
 
 
 def _join(parts: Sequence[Tensor], heads: int) -> Tensor:
-    """Rows of three: of the first two, the halves of each head in turn."""
+    """Joins rows of three: of the first two, the halves of each head in turn."""
     query, key, value = parts
     return torch.cat(
         [*(part.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for part in (query, key)), value]

@@ -24,7 +24,7 @@ FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: gi
 
 
 def lora_settings(args: Any) -> LoraSettings:
-    """The LoRA options of `FastTrainingArguments`.
+    """Reads the LoRA options of `FastTrainingArguments`.
 
     Raises:
         ArgumentError: a value out of range.
@@ -50,7 +50,8 @@ class Lora(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
-        args, model = context.args, context.model
+        args = context.args
+        model = context.model
         if not args.use_peft:
             return context.unasked(self.NAME, "give --use_peft: it changes what is learned")
         if self.left_out(context):
@@ -116,7 +117,8 @@ class HalfBase(Speedup):
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
         if not self.wanted(context):
             return off()
-        args, trains_in = context.args, Precision().decide(context)
+        args = context.args
+        trains_in = Precision().decide(context)
         if not (args.use_peft or context.model.has_adapters):
             return skipped("no LoRA")
         if trains_in.status != "applied":

@@ -50,7 +50,8 @@ class Muon(Speedup):
 
 
 def _muon_problem(context: Context) -> str | None:
-    args, model = context.args, context.model
+    args = context.args
+    model = context.model
     optimizer = optimizer_name(args)
     if optimizer not in ADAMW:
         return f"the rest would need --optim {' or '.join(ADAMW)}, and --optim {optimizer} was asked for"
@@ -105,7 +106,10 @@ class CpuOffload(Speedup):
     part = "states"
 
     def decide(self, context: Context) -> Decision:
-        """Ours on request; FSDP2's is reported where the launcher asked for it. What cannot step there is refused."""
+        """Decides: ours on request; FSDP2's is reported where the launcher asked for it.
+
+        What cannot step there is refused.
+        """
         args = context.args
         optimizer = optimizer_name(args)
         if context.names(self.NAME):
@@ -151,7 +155,7 @@ def _offload_problem(context: Context, optimizer: str) -> str | None:
 
 
 def _fsdp_offloads(args: Any) -> bool:
-    """As Trainer finds it: in its own arguments, or where accelerate's launcher left it."""
+    """Tells whether FSDP offloads, by Trainer's own arguments or by what accelerate's launcher left."""
     if args.fsdp_plugin_args is not None:
         return bool(args.fsdp_plugin_args.get("cpu_offload"))
     return parse_flag_from_env("ACCELERATE_USE_FSDP") and parse_flag_from_env("FSDP_OFFLOAD_PARAMS")

@@ -36,7 +36,7 @@ class Packing(Speedup):
     costs = {"pads": False}
 
     def decide(self, context: Context) -> Decision:
-        """On where batches have padding and the chosen attention takes unpadded sequences."""
+        """Decides: on where batches have padding and the chosen attention takes unpadded sequences."""
         if not self.wanted(context):
             return off()
         named = self.NAME in (context.args.speedups or [])

@@ -56,7 +56,7 @@ class Parity:
     gradient_noise_ratio: float | None = None
 
     def evidence(self) -> dict[str, float]:
-        """The numbers, with three digits."""
+        """Returns the numbers, with three digits."""
         return {name: float(f"{value:.3g}") for name, value in asdict(self).items() if isinstance(value, float)}
 
 
@@ -85,7 +85,8 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
     found = [_judge(*measured) for measured in zip(exact, before, after, samples)]
     worst = max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
     for sample, old, new in zip(around, losses, losses_after):
-        distance, bound = _distance(old, new), MAX_HALF_DISTANCE if sample.is_half else MAX_DIFFERENCE
+        distance = _distance(old, new)
+        bound = MAX_HALF_DISTANCE if sample.is_half else MAX_DIFFERENCE
         if worst and not worst.problem and not distance <= bound:
             reads = "the loss reads positions that attention_mask leaves out (a mean without the mask?)"
             worst = replace(worst, problem=f"{reads}: it differs by {distance:.3g} (bound {bound})")
@@ -93,19 +94,19 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
 
 
 def _sample_around(run: Run, samples: list[Sample]) -> list[Sample]:
-    """The model around packed encoders; towers of an `AffinityModel` read nothing of padding."""
+    """Samples the model around packed encoders; towers of an `AffinityModel` read nothing of padding."""
     if not samples or samples[0].module is run.model or hasattr(run.model, "attach_encoders"):
         return []
     return sample_model(run, first_rows(run.train_dataset, is_spread=True), None)
 
 
 def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """States, and gradients where the encoder trains."""
+    """Measures states, and gradients where the encoder trains."""
     return sample.states(autocast), sample.gradients(autocast) if sample.trains else None
 
 
 def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
-    """States and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
+    """Judges states and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
     ratio, problem = _compare("states", exact[0], before[0], after[0], sample)
     found = Parity((after[0] - before[0]).abs().max().item(), ratio, problem)
     if before[1] is None or not before[1].isfinite().all():  # they overflow in the training dtype: no kernel's doing
@@ -118,33 +119,35 @@ def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
 def _compare(
     what: str, exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, sample: Sample
 ) -> tuple[float | None, str | None]:
-    """The ratio of noise, under autocast, and what is above its bound."""
+    """Compares: the ratio of noise, under autocast, and what is above its bound."""
     if sample.autocast:
         ratio = _noise_ratio(exact, before, after)
         too_noisy = f"{what} have {ratio:.3g} times the rounding noise of the old ones (bound {MAX_NOISE_RATIO})"
         return ratio, None if ratio <= MAX_NOISE_RATIO else too_noisy
     if sample.is_half:
-        distance, bound = _distance(before, after), MAX_HALF_DISTANCE
+        distance = _distance(before, after)
+        bound = MAX_HALF_DISTANCE
     elif what == "states":  # a norm has made them of about 1
         distance = (after - before).abs().max().item() / max(1.0, before.abs().max().item())
         bound = MAX_DIFFERENCE
     else:
-        distance, bound = _distance(before, after), MAX_GRADIENT_DISTANCE
+        distance = _distance(before, after)
+        bound = MAX_GRADIENT_DISTANCE
     return None, None if distance <= bound else f"{what} differ by {distance:.3g} (bound {bound})"
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first two lines of an error (torch's compilers name the cause in the second), 200 characters at most."""
+    """Shows type and first two lines of an error (torch's compilers name the cause in the second), shortened."""
     lines = " ".join(str(error).strip().splitlines()[:2])
     return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
 
 
 def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Relative, L2."""
+    """Computes the relative distance, L2."""
     return ((after - before).norm() / before.norm().clamp(min=torch.finfo(before.dtype).tiny)).item()
 
 
 def _noise_ratio(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> float:
-    """How much further from `exact` than `before` `after` is; 0.1 % of `exact` counts as no distance."""
+    """Computes how much further from `exact` than `before` `after` is; 0.1 % of `exact` counts as no distance."""
     noise, allowed = (found.sub(exact).norm().item() for found in (after, before))
     return noise / max(allowed, 1e-3 * exact.norm().item())

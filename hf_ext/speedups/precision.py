@@ -79,8 +79,9 @@ class Tf32(Speedup):
     costs = {"float32": "tf32"}
 
     def decide(self, context: Context) -> Decision:
-        """An explicit `--tf32` is met or refused; otherwise on where the hardware has it."""
-        has_it, missing = context.hardware.tf32, f"{context.hardware.name} has no TF32"
+        """Meets or refuses an explicit `--tf32`; otherwise on where the hardware has it."""
+        has_it = context.hardware.tf32
+        missing = f"{context.hardware.name} has no TF32"
         if context.user_set("tf32") and context.args.tf32 is not None:
             if context.args.tf32 and not has_it:
                 return refused(f"{missing}: leave --tf32 out")
@@ -115,11 +116,14 @@ class Precision(Speedup):
     part = "precision"
 
     def decide(self, context: Context) -> Decision:
-        """An explicit `--bf16`, `--fp16` or launcher setting is met or refused; otherwise the best native precision.
+        """Meets or refuses an explicit `--bf16`, `--fp16` or launcher setting.
+
+        Otherwise takes the best native precision.
 
         `--bf16 false` where bf16 would be chosen leaves float32; so does `--fp16 false`.
         """
-        hardware, asked = context.hardware, context.args.mixed_precision
+        hardware = context.hardware
+        asked = context.args.mixed_precision
         if asked in ("bf16", "fp16"):
             return self._decide_asked(asked, hardware, context.user_set(asked))
         if not self.wanted(context):
@@ -150,7 +154,8 @@ class Precision(Speedup):
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets the Trainer's own precision fields."""
         precision = decision.settings["mixed_precision"]
-        run.args.bf16, run.args.fp16 = precision == "bf16", precision == "fp16"
+        run.args.bf16 = precision == "bf16"
+        run.args.fp16 = precision == "fp16"
         run.args.mixed_precision = precision
         return decision
 
@@ -164,21 +169,21 @@ class Precision(Speedup):
 
 
 def best_precision(hardware: Hardware) -> str:
-    """ "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
+    """Returns "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
     if hardware.native_bf16 and not _is_slow_in_bf16(hardware):
         return "bf16"
     return "fp16" if hardware.kind == "cuda" and hardware.native_fp16 else "fp32"
 
 
 def no_half(hardware: Hardware) -> str:
-    """Why `best_precision` is float32."""
+    """Returns why `best_precision` is float32."""
     if hardware.native_bf16:
         return f"{hardware.name} without AMX, and not of AMD: products in bf16 are slower there than in float32"
     return f"{hardware.name} computes neither bf16 nor fp16 natively"
 
 
 def _is_slow_in_bf16(hardware: Hardware) -> bool:
-    """Of this machine's CPU; described ones are as the table says."""
+    """Tells whether the CPU is slow in bf16: of this machine's own; described ones are as the table says."""
     return hardware.name == "cpu-avx512-bf16" and bool(hardware.device_name) and not is_amd_cpu()
 
 
@@ -202,7 +207,7 @@ class CpuThreads(Speedup):
     KIND: Kind = "N"
 
     def decide(self, context: Context) -> Decision:
-        """On where one process has several cores, and the user has not said how many threads."""
+        """Decides: on where one process has several cores, and the user has not said how many threads."""
         if not self.wanted(context):
             return off()
         if context.hardware.kind != "cpu":
@@ -222,14 +227,15 @@ class CpuThreads(Speedup):
 
 
 def chosen_by_user() -> str | None:
-    """The variable by which the user chose a number of threads; None where there is none, or accelerate's 1."""
+    """Returns the variable by which the user chose a number of threads; None where there is none, or accelerate's 1."""
     by_launcher = "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
     names = ("MKL_NUM_THREADS",) if by_launcher else VARIABLES
     return next((name for name in names if os.environ.get(name)), None)
 
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
-_OWN_BLOCKS, KEPT_BYTES = 32 << 20, 512 << 20
+_OWN_BLOCKS = 32 << 20
+KEPT_BYTES = 512 << 20
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
@@ -249,7 +255,7 @@ class CpuMemory(Speedup):
     costs = {"kept_bytes": KEPT_BYTES}
 
     def decide(self, context: Context) -> Decision:
-        """On for CPUs with glibc, unless the user has set its thresholds."""
+        """Decides: on for CPUs with glibc, unless the user has set its thresholds."""
         if not self.wanted(context):
             return off()
         if context.hardware.kind != "cpu":
@@ -266,6 +272,6 @@ class CpuMemory(Speedup):
 
 
 def keep_freed_memory() -> bool:
-    """What `CpuMemory` does to this process; whether glibc took the thresholds."""
+    """Does to this process what `CpuMemory` says; returns whether glibc took the thresholds."""
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_MMAP_THRESHOLD, _OWN_BLOCKS) and mallopt(_TRIM_THRESHOLD, KEPT_BYTES))

@@ -35,7 +35,7 @@ STATES = ("last_hidden_state", "logits")  # of what a model puts out, which is c
 
 
 def first_rows(dataset: Any, is_spread: bool = False) -> list[Any]:
-    """Up to `NUM_ROWS` rows; none of an iterator, which would lack them afterwards.
+    """Takes up to `NUM_ROWS` rows; none of an iterator, which would lack them afterwards.
 
     Args:
         is_spread: from the first to the last where they are numbered: of sorted data, the first are alike.
@@ -50,7 +50,7 @@ def first_rows(dataset: Any, is_spread: bool = False) -> list[Any]:
 
 
 def collate(model: Any, collator: Any, args: Any, rows: list[Any]) -> dict[str, Any]:
-    """Rows as a batch, as Trainer makes it: without columns that the model's forward does not name."""
+    """Makes a batch of rows, as Trainer does: without columns that the model's forward does not name."""
     if args.remove_unused_columns and isinstance(model, nn.Module) and all(isinstance(row, Mapping) for row in rows):
         named = (*inspect.signature(unwrap_peft(model).forward).parameters, *LABELS)
         is_text = hasattr(collator, "columns")  # which it reads itself
@@ -59,7 +59,7 @@ def collate(model: Any, collator: Any, args: Any, rows: list[Any]) -> dict[str, 
 
 
 def make_batch(run: Run, rows: list[Any]) -> dict[str, Any] | None:
-    """`rows` as a batch of a run, on its device; None where there are none, or no batch can be made of them."""
+    """Makes `rows` a batch of a run, on its device; None where there are none, or no batch can be made of them."""
     if not rows:
         return None
     try:
@@ -87,14 +87,14 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and then each module in the one it was in."""
+    """Puts the model in evaluation mode, and at the end each module back in the one it was in."""
     with modes_kept(model):
         model.eval()
         yield
 
 
 def draws_kept(device: torch.device | str) -> AbstractContextManager[None]:
-    """Random numbers that a pass on `device` draws are none of the run's."""
+    """Restores random states of `device` at the end: what a pass draws is none of the run's."""
     device = torch.device(device)
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -131,7 +131,7 @@ class Sample:
         return any(weight.requires_grad for weight in self.module.parameters())
 
     def states(self, autocast: torch.dtype | None) -> torch.Tensor:
-        """What the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
+        """Returns what the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
         states = _first_tensor(self._run(autocast))
         mask = self.batch.get("attention_mask")
         if isinstance(mask, torch.Tensor) and states.dim() == 3 and mask.shape == states.shape[:2]:
@@ -139,20 +139,23 @@ class Sample:
         return states.reshape(-1, states.shape[-1] if states.dim() else 1).float()
 
     def loss(self) -> torch.Tensor:
-        """The loss in float32, in which shows what reads padding; what the model puts out where it has none."""
+        """Computes the loss in float32, in which shows what reads padding.
+
+        What the model puts out where it has none.
+        """
         output = self._run(None)
         loss = output.get("loss") if isinstance(output, Mapping) else None
         return (loss if isinstance(loss, torch.Tensor) else _first_tensor(output)).float().nan_to_num()
 
     def _run(self, autocast: torch.dtype | None) -> Any:
-        """With the same random numbers each time, for models that draw while they evaluate."""
+        """Runs with the same random numbers each time, for models that draw while they evaluate."""
         with draws_kept(self.device):
             torch.manual_seed(0)
             with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
                 return self.module(**self.batch)
 
     def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
-        """Of a fixed sum of states with respect to embedded tokens of two short rows, (tokens, width), float32.
+        """Computes gradients of a fixed sum of states for embedded tokens of two short rows, (tokens, width), float32.
 
         Of an encoder; they come through the backward pass of every layer.
         """
@@ -175,7 +178,7 @@ class Sample:
 
 
 def pad_tokens(rows: list[torch.Tensor], encoder: Any) -> dict[str, torch.Tensor]:
-    """Token ids, padded right, and their mask."""
+    """Pads token ids on the right; returns their mask, too."""
     pad_id = getattr(encoder.config, "pad_token_id", None) or 0
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)
@@ -184,7 +187,7 @@ def pad_tokens(rows: list[torch.Tensor], encoder: Any) -> dict[str, torch.Tensor
 
 
 def _weigh(states: torch.Tensor) -> torch.Tensor:
-    """A sum in which every value has a factor of its own: after a norm, a plain one is constant."""
+    """Sums values with a factor of its own for each: after a norm, a plain sum is constant."""
     return (states * torch.arange(1.0, states.numel() + 1, device=states.device).sin().view_as(states)).sum()
 
 
@@ -201,7 +204,9 @@ def _first_tensor(output: Any) -> torch.Tensor:
 
 
 def find_samples(run: Run) -> list[Sample]:
-    """One for each encoder with a packed path, on the first rows; an `AffinityModel` loads those that it references.
+    """Finds one for each encoder with a packed path, on the first rows.
+
+    An `AffinityModel` loads those that it references.
 
     None for an `AffinityModel` without rows, and where FSDP or DeepSpeed will shard the model: whole, it may not fit a
     device.
@@ -218,7 +223,7 @@ def find_samples(run: Run) -> list[Sample]:
 
 
 def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> list[Sample]:
-    """A run's whole model on `rows`; none where that does not compute.
+    """Samples a run's whole model on `rows`; none where that does not compute.
 
     Cost: the collator, and one forward pass without gradients.
     """
@@ -240,7 +245,7 @@ def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> lis
 
 
 def training_dtype(args: Any) -> torch.dtype | None:
-    """What autocast computes in while training; None without."""
+    """Returns what autocast computes in while training; None without."""
     return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
 
 
@@ -266,8 +271,9 @@ def _given(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _tokens(batch: dict[str, Any], encoder: Any, run: Run) -> dict[str, torch.Tensor]:
-    """Ids and mask of a batch, or of made-up tokens where it has none that this encoder knows."""
-    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    """Returns ids and mask of a batch, or of made-up tokens where it has none that this encoder knows."""
+    ids = batch.get("input_ids")
+    mask = batch.get("attention_mask")
     if isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and int(ids.max()) < encoder.config.vocab_size:
         return _given(batch)
     generator = torch.Generator().manual_seed(0)

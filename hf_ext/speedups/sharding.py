@@ -55,7 +55,8 @@ class Sharding(Speedup):
 
     def decide(self, context: Context) -> Decision:
         """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
-        args, version = context.args, fsdp_version(context.args)
+        args = context.args
+        version = fsdp_version(context.args)
         if version == 1:
             return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)")
         if version == 2:
@@ -122,8 +123,9 @@ def _decide_fsdp2(context: Context) -> Decision:
 
 
 def _decide_zero(args: Any) -> Decision:
-    """Applied, unless offloading would replace the optimizer that was asked for."""
-    stage, device = zero_stage(args), offload_device(args)
+    """Decides: applied, unless offloading would replace the optimizer that was asked for."""
+    stage = zero_stage(args)
+    device = offload_device(args)
     optimizer = optimizer_name(args)
     if replaces_optimizer(args) and "optimizer" not in args.deepspeed_plugin.deepspeed_config:
         if optimizer not in ADAMW:  # whose steps DeepSpeed's CPU Adam makes
@@ -139,7 +141,10 @@ def _decide_zero(args: Any) -> Decision:
 
 
 def _why_all_must_train(args: Any) -> str | None:
-    """Why DDP fails on a trainable weight without a gradient; None where Trainer lets it look for such weights."""
+    """Returns why DDP fails on a trainable weight without a gradient.
+
+    None where Trainer lets it look for such weights.
+    """
     if args.ddp_find_unused_parameters is False:
         return "ddp_find_unused_parameters=False"
     if recomputes(args):

@@ -40,7 +40,7 @@ class LengthGrouping(SetsFields):
     NAME = "length_grouping"
 
     def decide(self, context: Context) -> Decision:
-        """On where an encoder runs on batches whose padding is worth removing."""
+        """Decides: on where an encoder runs on batches whose padding is worth removing."""
         args = context.args
         if context.user_set("train_sampling_strategy"):
             return skipped(f"--train_sampling_strategy {args.train_sampling_strategy} was asked for")
@@ -147,7 +147,7 @@ class Ddp(Speedup):
     NAME = "ddp"
 
     def decide(self, context: Context) -> Decision:
-        """On under DDP."""
+        """Decides: on under DDP."""
         if not self.wanted(context):
             return off()
         if context.world_size == 1:

@@ -79,7 +79,7 @@ class Task:
         return (*self.arguments, FastTrainingArguments)
 
     def parse(self, argv: Sequence[str] | None = None) -> Run:
-        """A run with the arguments of a command line, which is entered with `with`.
+        """Parses a command line to a run, which is entered with `with`.
 
         Args:
             argv: the words of the command line; None takes the process's own.
@@ -105,11 +105,11 @@ class Task:
             self._find("steps", "check")(run)
 
     def load(self, run: Run) -> Any:
-        """The data of a run; only the steps below know what it is. Without a `dataset_name` what it generates."""
+        """Loads the data of a run; only the steps below know what it is. Without a `dataset_name` what it generates."""
         return self._find("steps", "load")(run)
 
     def build(self, run: Run, data: Any) -> dict[str, Any]:
-        """What Trainer takes, by name: `model`, `data_collator`, `train_dataset`, `eval_dataset` and so on."""
+        """Builds what Trainer takes, by name: `model`, `data_collator`, `train_dataset`, `eval_dataset` and so on."""
         return self._find("steps", "build")(run, data)
 
     def train(self, run: Run, trainer: FastTrainer, data: Any) -> TrainOutput:
@@ -130,7 +130,7 @@ class Task:
         return self._find("steps", "score")(run, trainer, trained, data)
 
     def describe(self, results: Mapping[str, Any]) -> Page | None:
-        """What report and card say of a run because of its task; None: what they say of any run.
+        """Describes a run for report and card where its task has something to say; None: what they say of any run.
 
         Args:
             results: as `all_results.json` will hold them.
@@ -142,7 +142,7 @@ class Task:
         return self._find("describing", "describe")(from_json(RunRecord, results))
 
     def sketch(self, arguments: Sequence[Any], args: FastTrainingArguments, hardware: Hardware) -> Sketch:
-        """What a run would read, hold and compute; nothing is trained, downloaded or written.
+        """Describes what a run would read, hold and compute; nothing is trained, downloaded or written.
 
         Args:
             arguments: an instance of each of `self.arguments`, which become what the run would make of them.
@@ -152,7 +152,7 @@ class Task:
         return self._find("sketching", "sketch_run")(*arguments, args, hardware)
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
-        """All steps of a run, as `hf-ext` does them; returns what `all_results.json` holds.
+        """Runs all steps, as `hf-ext` does; returns what `all_results.json` holds.
 
         Raises:
             RequirementsFailed: a score is not as `--require` asks; everything was written before.
@@ -161,7 +161,7 @@ class Task:
             return self.take_steps(run)
 
     def take_steps(self, run: Run) -> dict[str, Any]:
-        """The steps of a run that was entered, one after the other."""
+        """Takes the steps of a run that was entered, one after the other."""
         data = self.load(run)
         trainer = run.build_trainer(**self.build(run, data))
         trained = self.train(run, trainer, data)
@@ -169,13 +169,13 @@ class Task:
         return run.finish(trainer, trained, self.score(run, trainer, trained, data))
 
     def _find(self, module: str, function: str) -> Callable[..., Any]:
-        """What stands beside the `task.py` of a task of hf_ext; a script's own class has these methods itself."""
+        """Finds what stands beside the `task.py` of a task of hf_ext; a script's own class has these methods itself."""
         folder = TASKS[self.name].rpartition(".")[0]
         return getattr(import_module(f"{folder}.{module}"), function)
 
 
 def find_task(name: str) -> Task:
-    """The task of this name.
+    """Finds the task of this name.
 
     Raises:
         ArgumentError: there is none, with the names of those that there are.

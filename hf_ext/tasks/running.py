@@ -55,10 +55,14 @@ class Run:
     """
 
     def __init__(self, task: Any, parser: FastArgumentParser, parsed: Sequence[Any]) -> None:
-        self.task, self.parser, self.explicit = task, parser, parser.explicit
+        self.task = task
+        self.parser = parser
+        self.explicit = parser.explicit
         self.model_args, *rest, self.args = parsed
         self.data_args: Any = rest[0] if rest else None
-        self.stage, self.is_last, self.log = 1, True, logger
+        self.stage = 1
+        self.is_last = True
+        self.log = logger
         self.test_dataset: Any = None
         self._held = ExitStack()
 
@@ -85,7 +89,9 @@ class Run:
         return Path(str(self.args.output_dir))
 
     def build_trainer(self, trainer_class: type[FastTrainer] = FastTrainer, **parts: Any) -> Any:
-        """The trainer, with its plan in the log; or `transformers.Trainer` itself, of a task with `--stock_trainer`.
+        """Builds the trainer, with its plan in the log.
+
+        Or `transformers.Trainer` itself, of a task with `--stock_trainer`.
 
         Args:
             trainer_class: of yours, derived from `FastTrainer`.
@@ -117,7 +123,8 @@ class Run:
         Raises:
             RequirementsFailed: a score is not as required; after everything else.
         """
-        results, required = self._save_results(trainer, trained, facts), facts.get("requirements") or ()
+        results = self._save_results(trainer, trained, facts)
+        required = facts.get("requirements") or ()
         if required:
             self.log.info("\nRequired:\n%s\n", format_checked(required))
         if trainer.is_world_process_zero():
@@ -154,7 +161,7 @@ class Run:
 
 
 def build_stock_trainer(args: FastTrainingArguments, explicit: frozenset[str], **parts: Any) -> Trainer:
-    """`transformers.Trainer` itself on the same data, masks and seed, with its throughput measured.
+    """Builds `transformers.Trainer` itself on the same data, masks and seed, with its throughput measured.
 
     Args:
         args: `FastTrainingArguments`.
@@ -175,7 +182,7 @@ def build_stock_trainer(args: FastTrainingArguments, explicit: frozenset[str], *
 
 
 def stock_arguments(args: FastTrainingArguments, explicit: frozenset[str], **changed: object) -> TrainingArguments:
-    """`args` as plain `TrainingArguments`, for the stock Trainer.
+    """Makes plain `TrainingArguments` of `args`, for the stock Trainer.
 
     Args:
         args: `FastTrainingArguments`.
@@ -216,7 +223,7 @@ def check_scored(values: ArrayLike, split: str) -> None:
 
 
 def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`facts` with its entry `name`, a path or a Hub id, as an absolute path where it is one."""
+    """Returns `facts` with its entry `name`, a path or a Hub id, as an absolute path where it is one."""
     return {**facts, name: absolute_if_local(facts[name])}
 
 

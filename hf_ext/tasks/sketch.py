@@ -108,7 +108,7 @@ class Part:
     is_read_while_training: bool = True
 
     def is_kept(self, plan: Plan) -> bool:
-        """Whether each distinct input passes through it once, and never while the run trains."""
+        """Returns whether each distinct input passes through it once, and never while the run trains."""
         return self.training == "frozen" and (plan.applied("embedding_cache") or not self.is_read_while_training)
 
 
@@ -174,7 +174,7 @@ class Stage:
 def read_lengths(
     splits: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], limits: Mapping[str, int | None]
 ) -> RowLengths:
-    """Lengths of the rows of `splits`, of a stream of its first `STREAM_ROWS`. Cost: one pass over the columns.
+    """Reads lengths of the rows of `splits`, of a stream of its first `STREAM_ROWS`. Cost: one pass over the columns.
 
     Args:
         splits: without rows, inputs are taken for `UNKNOWN_LENGTH` long.
@@ -185,12 +185,14 @@ def read_lengths(
     if is_stream:
         splits = {"train": Dataset.from_list([*splits["train"].take(STREAM_ROWS)])}
     mean: dict[str, float] = dict.fromkeys(inputs, UNKNOWN_LENGTH)
-    longest, num_distinct = dict.fromkeys(inputs, UNKNOWN_LENGTH), dict.fromkeys(inputs, 0)
+    longest = dict.fromkeys(inputs, UNKNOWN_LENGTH)
+    num_distinct = dict.fromkeys(inputs, 0)
     for name, columns in inputs.items() if "train" in splits else ():
         rows = {split: read_columns(dataset, columns) for split, dataset in splits.items()}
         lengths = np.array([sum(map(len, row)) for row in rows["train"]])
         tokens = np.minimum(lengths, limits.get(name) or lengths.max(initial=1)) + SPECIAL_TOKENS
-        mean[name], longest[name] = float(tokens.mean()), int(tokens.max(initial=1))
+        mean[name] = float(tokens.mean())
+        longest[name] = int(tokens.max(initial=1))
         num_distinct[name] = 0 if is_stream else len(set(chain.from_iterable(rows.values())))
     return RowLengths({name: len(rows) for name, rows in splits.items()}, mean, longest, num_distinct, is_stream)
 
@@ -219,7 +221,10 @@ class Sketch:
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, name: str, action: Callable[[], Any]) -> Any:
-        """What `action` returns; None where it raises an error of ours, which stops the run that is looked at."""
+        """Returns what `action` returns.
+
+        None where it raises an error of ours, which stops the run that is looked at.
+        """
         try:
             return action()
         except HfExtError as error:
@@ -227,7 +232,7 @@ class Sketch:
             return None
 
     def is_read(self, dataset_name: str | None) -> bool:
-        """Whether rows are looked at: not those of the Hub, which would have to be downloaded."""
+        """Returns whether rows are looked at: not those of the Hub, which would have to be downloaded."""
         if dataset_name is None or not is_on_hub(dataset_name):
             return True
         self.notes.append(f"{dataset_name} is a Hub dataset: it is not downloaded here, so rows are not known.")
@@ -263,12 +268,12 @@ class Sketch:
         return (self.attempt("inputs", check) if splits else None) or {}
 
     def check_stream(self, lengths: RowLengths, args: FastTrainingArguments) -> None:
-        """A stream needs a number of steps."""
+        """Refuses a stream without a number of steps."""
         if lengths.is_stream and args.max_steps <= 0:
             self.stop("stream", "a stream has no length, so when training ends is not known", "--max_steps N")
 
     def settle_stock(self, given: Any, args: FastTrainingArguments) -> Any:
-        """`args` as a run with `--stock_trainer` has them, where that was asked for."""
+        """Returns `args` as a run with `--stock_trainer` has them, where that was asked for."""
         if not given.stock_trainer:
             return args
         self.notes.append("--stock_trainer: transformers.Trainer itself, without any of these speed-ups.")
@@ -286,7 +291,7 @@ class Sketch:
 def sketch_encoder(
     model: PreTrainedModel, training: Training, source: str | None, lengths: RowLengths, names: Sequence[str]
 ) -> Part:
-    """An encoder, of whose layers `TIMED_LAYERS` are timed.
+    """Describes an encoder, of whose layers `TIMED_LAYERS` are timed.
 
     Args:
         model: on the meta device. source: Hub id or folder of its weights, None where they are new.
@@ -294,7 +299,8 @@ def sketch_encoder(
     """
     length = max(8, round(sum(lengths.mean[name] for name in names) / len(names)))
     per_token, per_pair = flops_coefficients(copy.deepcopy(model).requires_grad_(False))  # forward
-    name, config = source or type(model).__name__, model.config.to_dict()
+    name = source or type(model).__name__
+    config = model.config.to_dict()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return Part(
         name=name if len(name) < MAX_NAME else f"...{name[3 - MAX_NAME :]}",
@@ -310,7 +316,7 @@ def sketch_encoder(
 
 
 def _is_at_hand(source: str | None) -> bool:
-    """Whether weights need no download: new ones, a folder, or in the Hub's cache."""
+    """Returns whether weights need no download: new ones, a folder, or in the Hub's cache."""
     if source is None or Path(source).is_dir():
         return True
     files = (try_to_load_from_cache(source, name) for name in ("model.safetensors", "pytorch_model.bin"))
@@ -328,7 +334,7 @@ def _make_layer(config: dict[str, Any], length: int, device: str, num: int) -> S
 
 
 def with_adapters(model: nn.Module, args: FastTrainingArguments, plan: Plan) -> Any:
-    """A copy of a model on the meta device, with the adapters that the plan gives it."""
+    """Copies a model on the meta device, with the adapters that the plan gives it."""
     made = copy.deepcopy(model)
     with torch.device("meta"):
         return wrap_with_lora(made, lora_settings(args)) if plan.applied("lora") else made

@@ -33,7 +33,7 @@ Logs = dict[str, Any]
 
 
 def is_watched() -> bool:
-    """Whether a person sees a bar move: on a terminal or in a notebook, not in a file or a pipe."""
+    """Returns whether a person sees a bar move: on a terminal or in a notebook, not in a file or a pipe."""
     return sys.stderr.isatty() or is_in_notebook()
 
 
@@ -53,7 +53,7 @@ class LiveProgress(ProgressCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """A resumed run's bar begins where the run is."""
+        """Begins a resumed run's bar where the run is."""
         self.current_step = state.global_step
         if state.is_world_process_zero:
             look: Logs = {"dynamic_ncols": True, "bar_format": BAR, "unit": " steps", "disable": not is_watched()}
@@ -67,7 +67,7 @@ class LiveProgress(ProgressCallback):
         eval_dataloader: object = None,
         **kwargs: object,
     ) -> None:
-        """Rows of another loader, such as those outside a subset, get a bar of their own."""
+        """Gives rows of another loader, such as those outside a subset, a bar of their own."""
         if self.prediction_bar is not None and eval_dataloader is not self._loader:
             self.prediction_bar.close()
             self.prediction_bar = None
@@ -83,7 +83,7 @@ class LiveProgress(ProgressCallback):
         logs: Logs | None = None,
         **kwargs: object,
     ) -> None:
-        """A line for an evaluation."""
+        """Writes a line for an evaluation."""
         metrics = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
         if self.training_bar is not None and metrics:
             text = describe_metrics(metrics, args.metric_for_best_model)
@@ -97,7 +97,7 @@ class LiveProgress(ProgressCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Also closes the bar of an evaluation that was given up, or of rows that were looked at after it."""
+        """Closes bars, also that of an evaluation that was given up, or of rows that were looked at after it."""
         super().on_evaluate(args, state, control, **kwargs)
         super().on_train_end(args, state, control, **kwargs)
 
@@ -111,7 +111,7 @@ def show_live(callbacks: list[TrainerCallback]) -> None:
 
 
 def messages_above_bars(callbacks: list[TrainerCallback]) -> AbstractContextManager[None]:
-    """While it lasts, what hf_ext logs to the terminal stands above the bars of `callbacks`."""
+    """Shows what hf_ext logs to the terminal above the bars of `callbacks`, while it lasts."""
     has_bar = any(isinstance(callback, LiveProgress) for callback in callbacks)
     terminals = (sys.stdout, sys.stderr)
     prints = any(isinstance(h, logging.StreamHandler) and h.stream in terminals for h in LOGGER.handlers)
@@ -120,7 +120,7 @@ def messages_above_bars(callbacks: list[TrainerCallback]) -> AbstractContextMana
 
 
 def describe_training(numbers: Logs, args: TrainingArguments, state: TrainerState) -> str:
-    """How the training goes, in a line: of logs and live rates what is known."""
+    """Describes how the training goes, in a line: of logs and live rates what is known."""
     parts = [f"loss {numbers['loss']:.4g}"] if "loss" in numbers else []
     parts += [f"lr {numbers['learning_rate']:.3g}"] if "learning_rate" in numbers else []
     for name, unit in (("residues_per_s", "residues/s"), ("tokens_per_s", "tokens/s"), ("batches_per_s", "batches/s")):
@@ -135,7 +135,7 @@ def describe_training(numbers: Logs, args: TrainingArguments, state: TrainerStat
 
 
 def describe_metrics(metrics: Logs, chosen_by: str | None = None) -> str:
-    """An evaluation's scores in a line, at most 5; what has no value reads "undefined".
+    """Describes an evaluation's scores in a line, at most 5; what has no value reads "undefined".
 
     Args:
         metrics: as logged.
@@ -155,7 +155,7 @@ def _value(value: object) -> str:
 
 
 def find_shortfall(rates: Mapping[str, float]) -> str:
-    """Whether a run waits for its data, of whose rates these are; "" where it does not."""
+    """Says whether a run waits for its data, of whose rates these are; "" where it does not."""
     waiting = rates.get("data_wait_share", 0.0)
     return f"it waits for data {waiting:.0%} of the time (--dataloader_num_workers)" if waiting >= MUCH_WAITING else ""
 
@@ -175,7 +175,7 @@ class RunLog(logging.FileHandler):
     has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Called by logging in place of the error."""
+        """Reports once that the file cannot be written, in place of logging's error."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -184,7 +184,7 @@ class RunLog(logging.FileHandler):
             print(f"{self.baseFilename} could not be written: {error.strerror}. Lines are missing.", file=sys.stderr)
 
     def close(self) -> None:
-        """As in logging; lines for which there is still no room are given up."""
+        """Closes as logging does; lines for which there is still no room are given up."""
         with suppress(OSError):
             super().close()
 

@@ -55,7 +55,7 @@ def _prepare(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> tuple[
 
 
 def is_numeric(texts: Sequence[str]) -> bool:
-    """Whether cells are numbers only, and at least one; "-" and empty cells do not count."""
+    """Returns whether cells are numbers only, and at least one; "-" and empty cells do not count."""
     filled = [text for text in texts if text not in (MISSING, "")]
     return bool(filled) and all(text in ("nan", "inf", "-inf") or _NUMERIC_TEXT.fullmatch(text) for text in filled)
 

@@ -32,35 +32,35 @@ _TIMES = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def metric_name(metric: str) -> str:
-    """The name that a reader knows a metric by."""
+    """Returns the name that a reader knows a metric by."""
     part = _part_of_nrmse(metric)
     return f"nRMSE of {part}" if part else _METRICS.get(metric, (metric.replace("_", " "),))[0]
 
 
 def metric_title(metric: str) -> str:
-    """The same in full, where nothing beside it says what it is of."""
+    """Returns the same in full, where nothing beside it says what it is of."""
     if _part_of_nrmse(metric):
         return metric_name(metric)
     return _METRICS.get(metric, (metric.replace("_", " ").capitalize(),))[-1]
 
 
 def _part_of_nrmse(metric: str) -> str:
-    """What an nRMSE is of, where it is of a part: "darcy2d" of `darcy2d_nrmse`; else nothing."""
+    """Returns what an nRMSE is of, where it is of a part: "darcy2d" of `darcy2d_nrmse`; else nothing."""
     return metric.removesuffix("_nrmse") if metric.endswith("_nrmse") else ""
 
 
 def less_is_better(metric: str) -> bool:
-    """Whether a metric is an error; by the end of its name, so of `eval_antigens_rmse` too."""
+    """Returns whether a metric is an error; by the end of its name, so of `eval_antigens_rmse` too."""
     return metric.endswith(ERRORS)
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number; booleans are none."""
+    """Returns whether a value is a finite number; booleans are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def format_cell(value: object) -> str:
-    """One cell's text: 26,000; 0.819; 1.20e-05; yes; "-" for None. Numpy scalars read as Python's."""
+    """Formats one cell: 26,000; 0.819; 1.20e-05; yes; "-" for None. Numpy scalars read as Python's."""
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         value = value.item()
     if value is None:
@@ -79,7 +79,7 @@ def format_cell(value: object) -> str:
 
 
 def number(value: Any, unit: str = "") -> str:
-    """26,000; 30; 0.819; 1.20e-05; yes; text as it is; "not measured" for None. `unit` follows numbers only."""
+    """Formats 26,000; 30; 0.819; 1.20e-05; yes; text as it is; "not measured" for None. `unit` follows numbers only."""
     if value is None:
         return NOT_MEASURED
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e9
@@ -88,12 +88,12 @@ def number(value: Any, unit: str = "") -> str:
 
 
 def rounded(value: float | None) -> str:
-    """187,770; 12.5; 0.0123: whole from 100 on, three digits below."""
+    """Formats 187,770; 12.5; 0.0123: whole from 100 on, three digits below."""
     return f"{value:,.0f}" if is_finite(value) and abs(value) >= 100 else _measured(value, "{:.3g}")
 
 
 def seconds(value: object) -> str:
-    """0.34 s; 34.2 s; 12 min 30 s; 3 h 12 min; 2 d 4 h."""
+    """Formats 0.34 s; 34.2 s; 12 min 30 s; 3 h 12 min; 2 d 4 h."""
     for size, unit, smaller_size, smaller in _TIMES:
         if is_finite(value) and value >= size:
             rest = int(value % size // smaller_size)
@@ -102,49 +102,52 @@ def seconds(value: object) -> str:
 
 
 def seconds_span(span: tuple[float, float]) -> str:
-    """An estimate, in few digits: 5 s to 12 min; 1.5 h to 4.0 h."""
+    """Formats an estimate, in few digits: 5 s to 12 min; 1.5 h to 4.0 h."""
     return f"{estimated(span[0])} to {estimated(span[1])}" if span[1] >= 0.1 else "less than 0.1 s"
 
 
 def estimated(value: float) -> str:
-    """0.5 s; 12 min; 1.5 h: of seconds that nobody counts to the last."""
+    """Formats estimated seconds, rounded: 0.5 s; 12 min; 1.5 h."""
     if value < 60:
         return f"{value:.0f} s" if value >= 1 or value < 0.05 else f"{value:.1f} s"
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
 def share(value: object) -> str:
-    """12.3 %."""
+    """Formats 12.3 %."""
     return _measured(value, "{:.3g} %", 100)
 
 
 def gib(value: object) -> str:
-    """1.25 GiB, of a number of GiB."""
+    """Formats 1.25 GiB, of a number of GiB."""
     return _measured(value, "{:.3g} GiB")
 
 
 def memory(num_bytes: float) -> str:
-    """2.50 GiB; 12.0 MiB: memory is counted in powers of two."""
+    """Formats 2.50 GiB; 12.0 MiB: memory is counted in powers of two."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def storage(num_bytes: float) -> str:
-    """2.50 GB; 1.25 MB: disks and quotas are sold in powers of ten."""
+    """Formats 2.50 GB; 1.25 MB: disks and quotas are sold in powers of ten."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def rate(value: object, unit: str) -> str:
-    """187,770 residues / s."""
+    """Formats 187,770 residues / s."""
     return f"{value:,.0f} {unit} / s" if is_finite(value) and value >= 100 else number(value, f"{unit} / s")
 
 
 def factor(value: object) -> str:
-    """2.50x."""
+    """Formats 2.50x."""
     return _measured(value, "{:.2f}x")
 
 
 def score(entry: object) -> str:
-    """A score with its interval: 0.877 [0.850, 0.901]; "undefined" where it has no value; a number as `number`."""
+    """Formats a score with its interval: 0.877 [0.850, 0.901]; "undefined" where it has no value.
+
+    A number as `number`.
+    """
     if not isinstance(entry, Mapping) or not entry:
         return number(None if isinstance(entry, Mapping) else entry)
     if not is_finite(entry.get("value")):
@@ -159,12 +162,12 @@ def score(entry: object) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """heavy, light and antigen."""
+    """Joins words: heavy, light and antigen."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def capitalize(text: str) -> str:
-    """The first letter only: what follows may be the name of a column."""
+    """Changes the first letter only: what follows may be the name of a column."""
     return text[:1].upper() + text[1:]
 
 

@@ -151,12 +151,14 @@ def check_best_metric(trainer: Host) -> None:
     Of a `compute_metrics` that does not tell its `names`, any name of one of the evaluation sets may be. Not looked at:
     subclasses that evaluate their own way, and callbacks of the user's that may add metrics.
     """
-    args, sets = trainer.args, name_evaluation_sets(trainer.eval_dataset)
+    args = trainer.args
+    sets = name_evaluation_sets(trainer.eval_dataset)
     asked = args.metric_for_best_model if args.eval_strategy != "no" else None
     hooks = {type(callback).on_evaluate.__module__.split(".")[0] for callback in trainer.callback_handler.callbacks}
     if asked is None or hooks - {"hf_ext", "transformers"} or find_override(trainer, *EVALUATION):
         return
-    best, names = f"eval_{asked.removeprefix('eval_')}", {"loss", *getattr(trainer.compute_metrics, "names", ())}
+    best = f"eval_{asked.removeprefix('eval_')}"
+    names = {"loss", *getattr(trainer.compute_metrics, "names", ())}
     found = {f"{prefix}_{name}" for prefix in sets for name in names}
     may_be_own = trainer.compute_metrics is not None and not hasattr(trainer.compute_metrics, "names")
     is_of_a_set = best.startswith(tuple(f"{prefix}_" for prefix in sets))

@@ -143,9 +143,11 @@ class EmbeddingCache:
     def _embed(self, dataset: Rows) -> Embedded:
         if self._per_residue:
             return self._embed_residues(dataset)
-        trainer, optional = self._trainer, self._optional_inputs
+        trainer = self._trainer
+        optional = self._optional_inputs
         inputs: Mapping[str, Sequence[str]] = trainer.data_collator.columns
-        positions, tables = {}, {}
+        positions = {}
+        tables = {}
         for name in self._settings["inputs"]:
             positions[name], distinct = factorize(read_columns(dataset, inputs[name]), name in optional)
             sequences = [join_parts(parts) for parts in distinct]
@@ -168,7 +170,8 @@ class EmbeddingCache:
 
     def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
         """Returns labels and bounds as `SequenceCollator` makes them, of sets that have them."""
-        names, found = column_names(dataset), {}
+        names = column_names(dataset)
+        found = {}
         if "label" in names:
             labels = [value for (value,) in read_columns(dataset, ["label"])]
             found["labels"] = self._trainer.model.config.kind.stack(labels).numpy()
@@ -207,7 +210,8 @@ class EmbeddingCache:
 
     def key(self, name: str) -> dict[str, Any]:
         """Returns all that decides the value of embeddings of input `name`; how long ones are cut is known apart."""
-        model, collator = self._trainer.model, self._trainer.data_collator
+        model = self._trainer.model
+        collator = self._trainer.data_collator
         tower = model.tower_of(name)
         products = "half"
         if model.encoder_dtype == torch.float32 and model.encoder_autocast is None:
@@ -235,12 +239,17 @@ class EmbeddingCache:
         Raises:
             CacheError: what other processes stored does not arrive here; states do not fit on the disk.
         """
-        trainer, args, team = self._trainer, self._trainer.args, self._team
-        store, encode = self._open(name), partial(trainer.encode_sequences, name)
-        exactly, shard = in_float32(trainer.model, name, encode), {}
+        trainer = self._trainer
+        args = self._trainer.args
+        team = self._team
+        store = self._open(name)
+        encode = partial(trainer.encode_sequences, name)
+        exactly = in_float32(trainer.model, name, encode)
+        shard = {}
         if self._per_residue:
             self._check_room(name, store, sequences)
-            exactly, shard = exactly or encode, {"shard_sequences": SHARD_STATES}
+            exactly = exactly or encode
+            shard = {"shard_sequences": SHARD_STATES}
         report = fill_store(
             store,
             sequences,
@@ -286,7 +295,8 @@ class EmbeddingCache:
             logger.info("Residue states of %s, in %s.", size, store.folder)
 
     def _open(self, name: str) -> EmbeddingStore:
-        key, collator = self._trainer.embedding_key(name), self._trainer.data_collator
+        key = self._trainer.embedding_key(name)
+        collator = self._trainer.data_collator
         longest = collator.tokenizers[name].max_residues
         identity = json.dumps([key, longest], sort_keys=True)
         if identity not in self._stores:
@@ -317,7 +327,8 @@ class EmbeddingCache:
         Raises:
             DataError: no row has an input.
         """
-        trainer, rows = self._trainer, self._trainer.train_dataset
+        trainer = self._trainer
+        rows = self._trainer.train_dataset
         if not hasattr(rows, "__len__"):
             if not (first := list(islice(rows, SAMPLE))):
                 raise DataError("The stream has no training rows: all went to validation or test, or there are none.")

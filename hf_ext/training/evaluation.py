@@ -127,7 +127,8 @@ class Evaluator(TrainerCallback):
             DataError: see `choose_rows` of `evaluation.row_metrics`; or `metric_for_best_model` has no value on
                 these rows, see `check_metric_on_rows`.
         """
-        trainer, sets = self._trainer, self._trainer.eval_dataset
+        trainer = self._trainer
+        sets = self._trainer.eval_dataset
         if sets is None or trainer.args.eval_strategy == "no":
             return
         for name, dataset in sets.items() if isinstance(sets, Mapping) else [("", sets)]:
@@ -136,7 +137,8 @@ class Evaluator(TrainerCallback):
 
     def _subset(self, name: str) -> Subset:
         """Chooses the subset of a set ("" where there is but one), once as long as what decides it is the same."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer = self._trainer
+        args = self._trainer.args
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -186,12 +188,16 @@ class Evaluator(TrainerCallback):
             return self._evaluate_due(run) if is_due else run()
 
     def _evaluate_due(self, run: Callable[[], dict[str, float]]) -> dict[str, float]:
-        trainer, state = self._trainer, self._trainer.state
-        num_logs, parts = len(state.log_history), (self, *self._watchers)
+        trainer = self._trainer
+        state = self._trainer.state
+        num_logs = len(state.log_history)
+        parts = (self, *self._watchers)
         stateful = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
         exported = copy.deepcopy([callback.state()["attributes"] for callback in stateful])
         before = copy.deepcopy([part.state() for part in parts])
-        self._added, self._left_out, self._num_begun = set(), {}, 0
+        self._added = set()
+        self._left_out = {}
+        self._num_begun = 0
         try:
             self._stopper.check_evaluation()
             with replaced(self, is_due=True), self._stopper.during_evaluation():
@@ -216,14 +222,16 @@ class Evaluator(TrainerCallback):
 
     def _leave_evaluation(self) -> None:
         """Does the rest of what the run does before it stops."""
-        trainer, sets = self._trainer, self._trainer.eval_dataset
+        trainer = self._trainer
+        sets = self._trainer.eval_dataset
         end = getattr(trainer.callback_handler.eval_dataloader, "end", None)
         if end is not None:
             end()  # else Accelerate takes the loader for the one in use
         num_sets = len(sets) if isinstance(sets, Mapping) else 1
         for _ in range(num_sets - self._num_begun):
             torch.empty((), dtype=torch.int64).random_()  # as a loader does that begins; no dropout then is another
-        trainer.control.should_training_stop, trainer.control.should_evaluate = True, False
+        trainer.control.should_training_stop = True
+        trainer.control.should_evaluate = False
         self._save()  # with save_strategy best, Trainer would not
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
@@ -294,7 +302,9 @@ class Evaluator(TrainerCallback):
 
         Where only the subset was looked at, or there is no finite number, `metric_for_best_model` is the best so far.
         """
-        trainer, key, best = self._trainer, self.best_metric_key, self._trainer.state.best_metric
+        trainer = self._trainer
+        key = self.best_metric_key
+        best = self._trainer.state.best_metric
         full = {full_key(name) for name in metrics}
         decided = {name: metrics.get(full_key(name), value) for name, value in metrics.items() if name not in full}
         decided = {name: value for name, value in decided.items() if name not in self._added}

@@ -110,7 +110,8 @@ class Loaders(TrainerCallback):
 
     def _check_dispatch(self, rows: Rows) -> None:
         """Refuses batches that Accelerate would join over processes: of unequal width they fail on one, others wait."""
-        config, is_streamed = self._trainer.args.accelerator_config, is_stream(rows)
+        config = self._trainer.args.accelerator_config
+        is_streamed = is_stream(rows)
         hands_out = config.dispatch_batches and not config.split_batches and self._trainer.args.world_size > 1
         if hands_out or (is_streamed and (config.split_batches or config.dispatch_batches)):
             raise ArgumentError(
@@ -132,7 +133,8 @@ class Loaders(TrainerCallback):
 
     def _group_by_length(self, make_stock: Callable[[Any], Any], rows: Any) -> Sampler:
         """Groups text, too: transformers needs a column of token ids or of lengths."""
-        args, collator = self._trainer.args, self._trainer.data_collator
+        args = self._trainer.args
+        collator = self._trainer.data_collator
         # Of all processes: the order is then the same on any number that makes the same steps.
         rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if not reads_text(collator):
@@ -157,7 +159,8 @@ class Loaders(TrainerCallback):
         )
 
     def _sample_by_tokens(self, rows: Rows) -> TokenBudgetBatchSampler:
-        args, planned = self._trainer.args, self._planned
+        args = self._trainer.args
+        planned = self._planned
         sampler = TokenBudgetBatchSampler(
             count_tokens(getattr(rows, "live", rows), self._trainer.data_collator, args.length_column_name),
             **planned.plan["token_budget"].settings,
@@ -177,7 +180,9 @@ class Loaders(TrainerCallback):
 
     def _make(self, rows: Any, sampler: Sampler) -> DataLoader:
         """Makes a prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
-        trainer, args, collator = self._trainer, self._trainer.args, self._trainer.data_collator
+        trainer = self._trainer
+        args = self._trainer.args
+        collator = self._trainer.data_collator
         if isinstance(rows, datasets.Dataset):
             rows = trainer._remove_unused_columns(rows, "Training")
         else:
@@ -206,7 +211,8 @@ class Loaders(TrainerCallback):
         Raises:
             DataError: processes read different rows of a stream.
         """
-        args, num_workers = self._trainer.args, self._trainer.args.dataloader_num_workers
+        args = self._trainer.args
+        num_workers = self._trainer.args.dataloader_num_workers
         if args.world_size > 1 and is_stream(rows):
             rows = list(rows)
             counts = gather_object([len(rows)])
@@ -261,7 +267,8 @@ class Loaders(TrainerCallback):
 
     def mark_repeated(self, batches: list[Any]) -> None:
         """Marks an epoch's last batch where its rows are another process's."""
-        trainer, even = self._trainer, self._even
+        trainer = self._trainer
+        even = self._even
         if even is None or not batches or not trainer.accelerator.gradient_state.end_of_dataloader:
             return
         if trainer.args.process_index >= even.world_size - even.num_repeated:
@@ -326,7 +333,8 @@ def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[No
 
 def _hear_deaths() -> list[RuntimeError]:
     """Waits half a second for what torch raises wherever it hears of a death: several workers may die at once."""
-    heard, end = [], time.monotonic() + 0.5
+    heard = []
+    end = time.monotonic() + 0.5
     while (left_s := end - time.monotonic()) > 0:
         try:
             time.sleep(left_s)

@@ -153,9 +153,13 @@ class Losses:
         """Returns the loss of the moment, since a method can be assigned at any time, but within a micro-batch."""
         if self.at_hand is not None:
             return self.at_hand
-        trainer, args, model = self._trainer, self._trainer.args, unwrap_peft(self._trainer.model)
-        override, is_smoothed = find_override(trainer, *TRAINING_LOSS), trainer.label_smoother is not None
-        kind, function = find_loss_kind(model), self.given
+        trainer = self._trainer
+        args = self._trainer.args
+        model = unwrap_peft(self._trainer.model)
+        override = find_override(trainer, *TRAINING_LOSS)
+        is_smoothed = trainer.label_smoother is not None
+        kind = find_loss_kind(model)
+        function = self.given
         is_left = args.n_gpu > 1 or args.use_liger_kernel or _divides(model)  # the loss of liger has no logits
         if kind is not None and function is None and override is None and not (is_smoothed or is_left):
             function = ExactLoss(model, kind)
@@ -166,7 +170,9 @@ class Losses:
 
         A `compute_loss_func` of the user's is taken at its word.
         """
-        trainer, args, loss = self._trainer, self._trainer.args, self.decide()
+        trainer = self._trainer
+        args = self._trainer.args
+        loss = self.decide()
         is_one = args.gradient_accumulation_steps * args.world_size == 1 and args.max_tokens_per_batch is None
         is_known = loss.is_exact or loss.is_smoothed or args.n_gpu > 1 or trainer.loss_is_scaled_for_ga is not None
         if is_one or is_known or (loss.override is None and (loss.is_users or _divides(loss.model))):
@@ -193,7 +199,8 @@ class Losses:
         next tokens, of which a row's first label is none: transformers 5.24 leaves it out for classes named
         `...ForCausalLM` alone.
         """
-        loss, counted = self.decide(), []
+        loss = self.decide()
+        counted = []
         counts_all = loss.is_exact or (loss.is_models and loss.knows_rows)  # and for whom -100 is a measurement
         counts_all = counts_all and not loss.skips_unknown
         shifts = not loss.is_users and loss.kind == "next_tokens"

@@ -71,7 +71,8 @@ class NanGuard(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Forgets the step before: the first micro-batch of a step comes next."""
-        self.losses, self._norm = [], None
+        self.losses = []
+        self._norm = None
         if self._padding is not None:
             self._padding.forget()
 
@@ -110,7 +111,8 @@ class NanGuard(TrainerCallback):
 
         Cost: the one read.
         """
-        trainer, losses = self._trainer, self._trainer._tr_loss
+        trainer = self._trainer
+        losses = self._trainer._tr_loss
         judges = self._norm is not None and not self._backend.has_own_loss_scale
         norm = torch.as_tensor(self._norm if judges else 0.0).to(losses)
         unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
@@ -137,7 +139,8 @@ class NanGuard(TrainerCallback):
 
     def _name_rows(self, loader: Any, batches: Sequence[int]) -> str:
         """Names the rows of some micro-batches of the step. Cost: draws the epoch's order again."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer = self._trainer
+        args = self._trainer.args
         dataset = getattr(loader, "dataset", None)
         epoch, share = divmod(trainer.state.epoch or 0.0, 1)  # before the step
         num_before = trainer.state.global_step * args.gradient_accumulation_steps

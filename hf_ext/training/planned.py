@@ -35,7 +35,9 @@ class PlannedRun:
     """
 
     def __init__(self, plan: Plan, run: Run, keeps_records: bool = True):
-        self.plan, self.run, self.keeps_records = plan, run, keeps_records
+        self.plan = plan
+        self.run = run
+        self.keeps_records = keeps_records
         self._decided = [*plan.decisions]
 
     @contextmanager
@@ -133,7 +135,8 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, 
     keeps_records = plan is not None or asks_for_more(args)
     plan = plan or make_plan(args, model, dataset, collator)
     plan.check()
-    is_text, lives_on = reads_text(collator), args.dataloader_persistent_workers
+    is_text = reads_text(collator)
+    lives_on = args.dataloader_persistent_workers
     if is_text or lives_on or any(decision.status == "applied" for decision in plan.decisions):
         args = copy.copy(args)
         args.accelerator_config = copy.copy(args.accelerator_config)

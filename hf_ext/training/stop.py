@@ -135,8 +135,10 @@ class Stopper(TrainerCallback):
         """Asks all processes whether one wishes to stop or to save; returns whether to save because of the time."""
         if self.reason is not None:
             return False
-        args, now = self._trainer.args, time.monotonic()
-        hours, minutes = args.max_hours, args.save_minutes
+        args = self._trainer.args
+        now = time.monotonic()
+        hours = args.max_hours
+        minutes = args.save_minutes
         is_time_up = hours is not None and now - self.process_began >= self._stop_after_s(hours * 3600)
         is_save_due = minutes is not None and now - self._last_save >= minutes * 60
         wishes = [*(self._received == number for number in STOPPING), is_time_up, is_save_due]
@@ -173,7 +175,8 @@ class Stopper(TrainerCallback):
         if self.reason is not None:
             control.should_training_stop = True
         if self._is_epoch_over or self.reason is not None:
-            self._save_is_postponed, control.should_save = control.should_save, False
+            self._save_is_postponed = control.should_save
+            control.should_save = False
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -188,7 +191,8 @@ class Stopper(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Starts to count `save_minutes` anew."""
-        self._last_save, self._saved_step = time.monotonic(), state.global_step
+        self._last_save = time.monotonic()
+        self._saved_step = state.global_step
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object

@@ -94,7 +94,8 @@ class EarlyStopping:
 
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Feeds the rule, and ends training where it says so; returns the interval of the improvement."""
-        trainer, step = self._trainer, self._trainer.state.global_step
+        trainer = self._trainer
+        step = self._trainer.state.global_step
         is_seen = self.decisions and self.decisions[-1]["step"] == step  # the same weights again
         if self._metric is None or evaluation.name != self._set or is_seen:
             return {}
@@ -114,8 +115,10 @@ class EarlyStopping:
 
     def _make_rule(self, labels: np.ndarray) -> StoppingRule:
         """Makes the rule of this run's rows, as the checkpoint has it where that is of the same rows."""
-        args, compute = self._trainer.args, self._trainer.compute_metrics
-        metric, rows = str(self._metric), None
+        args = self._trainer.args
+        compute = self._trainer.compute_metrics
+        metric = str(self._metric)
+        rows = None
         if metric in getattr(compute, "mean_metrics", ()):
             rows = partial(Summed, of_mean=np.sqrt if metric in ("rmse", "nrmse") else None)
         rule = StoppingRule(
@@ -127,7 +130,8 @@ class EarlyStopping:
             warmup_steps=args.get_warmup_steps(self._trainer.state.max_steps),
             min_delta=args.early_stopping_min_delta,
         )
-        stored, self._stored_rule = self._stored_rule, None
+        stored = self._stored_rule
+        self._stored_rule = None
         if stored is not None and not rule.load_state_dict(stored) and self._team.is_main:
             logger.warning(
                 "Early stopping counts anew: predictions of other rows or labels, or in another metric, than before "
@@ -180,7 +184,8 @@ def choose_metric(args: FastTrainingArguments, eval_dataset: object, compute_met
         ArgumentError: there is none, its direction contradicts `greater_is_better`, or predictions are not kept.
     """
     given = args.metric_for_best_model
-    metric, name = (given or "").removeprefix("eval_"), ""
+    metric = (given or "").removeprefix("eval_")
+    name = ""
     if isinstance(eval_dataset, Mapping):
         name = max((key for key in eval_dataset if metric.startswith(f"{key}_")), key=len, default="")
         metric = metric.removeprefix(f"{name}_")
@@ -268,7 +273,8 @@ def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any
 
 def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
     """Describes the decision in a sentence, with the interval that made it."""
-    start, best = f"Early stopping, step {decision.step}:", decision.against_best
+    start = f"Early stopping, step {decision.step}:"
+    best = decision.against_best
     if best is None:
         return f"{start} the first model with a score, the best so far."
     if best.undefined:
@@ -307,12 +313,15 @@ class CollapseAlarm:
 
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Says what is alarming; returns how the predictions spread."""
-        compute, predictions = self._trainer.compute_metrics, evaluation.predictions
+        compute = self._trainer.compute_metrics
+        predictions = evaluation.predictions
         metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
         if not metrics.can_examine(predictions, evaluation.labels):
             return {}
-        args, state = self._trainer.args, self._trainer.state
-        name, step = evaluation.name, state.global_step
+        args = self._trainer.args
+        state = self._trainer.state
+        name = evaluation.name
+        step = state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
         report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
         is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)

@@ -101,7 +101,8 @@ class AnyModelTask(Task):
 
     def score(self, run: Run, trainer: Any, trained: Any, data: Any) -> dict[str, Any]:
         """What `judge` finds, said in the log."""
-        found, sizes = self.judge(run, trainer, data), run.model_args
+        found = self.judge(run, trainer, data)
+        sizes = run.model_args
         run.log.info("\n%s\n\n%s\n", found["verdict"]["text"], format_scores(found["test"]["scores"]))
         return {"data": {"sizes": {"train": sizes.num_rows, "test": sizes.num_test_rows}}, **found}
 
@@ -185,7 +186,8 @@ class BigramTable:
 
     def score(self, labels: np.ndarray) -> np.ndarray:
         """`sum_next_tokens` of the table: (n, 3), float64; `labels` (n, tokens), -100 at the end of shorter rows."""
-        before, after = labels[:, :-1], labels[:, 1:]
+        before = labels[:, :-1]
+        after = labels[:, 1:]
         chosen = after >= 0
         found = self.log_probabilities[np.where(chosen, before, 0)]  # (n, tokens - 1, vocabulary)
         likely = np.take_along_axis(found, np.where(chosen, after, 0)[..., None], -1)[..., 0]

@@ -34,7 +34,7 @@ _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))
 
 
 def splitmix64(seeds: np.ndarray, num: int) -> np.ndarray:
-    """The first `num` outputs of the SplitMix64 generator for each seed.
+    """Computes the first `num` outputs of the SplitMix64 generator for each seed.
 
     Args:
         seeds: (n,), uint64.
@@ -91,8 +91,10 @@ class MaskedLMCollator:
             raise ArgumentError(f"mlm_probability={mlm_probability}: must be above 0 and at most 1; ESM uses 0.15.")
         self.max_residues = tokenizer.max_residues
         name = "+".join(columns)
-        self.tokenizers, self.columns = {name: tokenizer}, {name: [*columns]}
-        self.mlm_probability, self.seed = mlm_probability, seed
+        self.tokenizers = {name: tokenizer}
+        self.columns = {name: [*columns]}
+        self.mlm_probability = mlm_probability
+        self.seed = seed
         self._standard = tokenizer.table[[*STANDARD.encode()]]
         self.layout: LayoutMaker | None = None  # speed-ups ask for one
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live for long see it change
@@ -113,7 +115,8 @@ class MaskedLMCollator:
         parts = [[row[column] for row in features] for column in columns]
         keys = self._keys(features, list(zip(*parts)))
         batch = tokenizer(*self._crop(parts, keys[:, 0]))
-        is_residue, ids = batch.pop("residue_mask").numpy(), batch["input_ids"].numpy()
+        is_residue = batch.pop("residue_mask").numpy()
+        ids = batch["input_ids"].numpy()
         # In [0, 1), with the 53 bits that a float64 has.
         draws, treatment, letters = ((splitmix64(key, ids.shape[1]) >> np.uint64(11)) * 2.0**-53 for key in keys.T[1:])
         chosen = choose_residues(is_residue, draws, self.mlm_probability)
@@ -126,17 +129,18 @@ class MaskedLMCollator:
         return batch if self.layout is None else self.layout.add_to(batch)
 
     def count_tokens(self, dataset: object) -> np.ndarray:
-        """(rows, 1), int64: tokens of each row, special ones included, after the crop."""
+        """Counts tokens of each row, special ones included, after the crop: (rows, 1), int64."""
         (tokenizer,), residues = self.tokenizers.values(), np.array(row_lengths(dataset, self.columns), np.int64)
         return (np.minimum(residues, self.max_residues or residues) + tokenizer.template.num_special)[:, None]
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """`ResidueTokenizer`'s tensors of input `name`, neither cropped nor masked."""
+        """Encodes input `name` into `ResidueTokenizer`'s tensors, neither cropped nor masked."""
         return self.tokenizers[name](*parts)
 
     def _keys(self, rows: Sequence[Mapping[str, Any]], sequences: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """(n, 4) uint64: the seeds of a row's four streams."""
-        epoch, digests = int(self._epoch), []
+        """Computes the seeds of a row's four streams, (n, 4) uint64."""
+        epoch = int(self._epoch)
+        digests = []
         for row, parts in zip(rows, sequences):
             text = f"{self.seed}\t{row.get(EPOCH_COLUMN, epoch)}\t{'|'.join(parts)}"
             digests.append(hashlib.blake2b(text.encode(), digest_size=32).digest())
@@ -203,6 +207,6 @@ class MaskingEpochCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Trainer calls this before it asks its data loader for an iterator."""
+        """Sets the epoch, before Trainer asks its data loader for an iterator."""
         self.collator.set_epoch(self._next)
         self._next += 1

@@ -90,7 +90,8 @@ class ResidueTokenizer:
     def limit(self, max_residues: int | None, limited_by: str) -> None:
         """Lowers `max_residues`, of both parts of a pair; `limited_by` are the words before the number in messages."""
         if max_residues is not None and max_residues < (self.max_residues or _NO_LIMIT):
-            self.max_residues, self.limited_by = max_residues, limited_by
+            self.max_residues = max_residues
+            self.limited_by = limited_by
 
     def __call__(self, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes n rows; `parts` holds one list of n strings per part.
@@ -101,7 +102,8 @@ class ResidueTokenizer:
             `input_ids` and `attention_mask` (n, longest row), int64; `residue_mask` (n, longest row), bool, true where
             a residue stands (not on special or padding tokens); for BERT-style pairs also `token_type_ids`.
         """
-        frame, num_rows = self.template, len(parts[0])
+        frame = self.template
+        num_rows = len(parts[0])
         lengths = np.array([[*map(len, part)] for part in parts], np.int64)
         is_pair = lengths.min(axis=0) > 0 if self.num_parts == 2 else np.zeros(num_rows, bool)
         # Columns, per row, at which the first part ends, the second begins and ends, and the row ends.
@@ -147,7 +149,7 @@ class ResidueTokenizer:
         return share
 
     def fingerprint(self) -> str:
-        """Hash of everything that decides the ids: table, framing, pad id. Equal hashes give equal ids."""
+        """Hashes everything that decides the ids: table, framing, pad id. Equal hashes give equal ids."""
         template = [self.template.prefix, self.template.between, self.template.suffix]
         facts = json.dumps([self.table.tolist(), template, self.pad_token_id, self.num_parts])
         return hashlib.sha256(facts.encode()).hexdigest()
@@ -174,7 +176,8 @@ def _read_template(tokenizer: Any, num_parts: int) -> Template:
         raise _not_for_proteins(tokenizer, problem)
     single, other = (_tokenize(tokenizer, spaced, letter)["input_ids"] for letter in "AC")
     first = next(i for i, (a, c) in enumerate(zip(single, other)) if a != c)
-    prefix, suffix = tuple(single[:first]), tuple(single[first + 1 :])
+    prefix = tuple(single[:first])
+    suffix = tuple(single[first + 1 :])
     encoded = _tokenize(tokenizer, spaced, *["A"] * num_parts)
     ids = encoded["input_ids"]
     end = len(ids) - len(suffix)
@@ -185,7 +188,7 @@ def _read_template(tokenizer: Any, num_parts: int) -> Template:
 
 
 def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
-    """Byte value -> token id for the residue letters; the unknown token's for all others.
+    """Reads byte value -> token id for the residue letters; the unknown token's for all others.
 
     Vocabularies with longer pieces, or with other tokens inside a word, are refused: no look-up gives their ids.
     """
@@ -254,7 +257,7 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
 
 
 def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
-    """Rows above the limit: how many, and the first ones."""
+    """Lists rows above the limit: how many, and the first ones."""
     found = []
     for split_name, split in splits.items():
         rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
@@ -305,7 +308,8 @@ class SequenceCollator:
         missing_chains: Sequence[str] = (),
         kind: LabelKind = ONE_NUMBER,
     ):
-        self.tokenizers, self.kind = dict(tokenizers), kind
+        self.tokenizers = dict(tokenizers)
+        self.kind = kind
         self.columns = {name: list(parts) for name, parts in columns.items()}
         self.too_long: TooLong = too_long
         self.missing_chains = [*missing_chains]
@@ -315,7 +319,7 @@ class SequenceCollator:
         return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
 
     def settle_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
-        """What becomes of long inputs from here on; None leaves it as it is."""
+        """Sets what becomes of long inputs from here on; None leaves it as it is."""
         self.too_long = too_long or self.too_long
         for tokenizer in self.tokenizers.values() if self.too_long == "truncate" else ():
             tokenizer.limit(max_residues, "--max_residues allows")
@@ -360,7 +364,8 @@ class SequenceCollator:
             with reading(f"{place}: no tokenizer there for input '{name}'", place, "Copy the model again."):
                 tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
-            tokenizers[name].max_residues, tokenizers[name].limited_by = max_residues, "this model reads"
+            tokenizers[name].max_residues = max_residues
+            tokenizers[name].limited_by = "this model reads"
         return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
 
     def __call__(self, features: Any) -> dict[str, Any]:
@@ -369,7 +374,8 @@ class SequenceCollator:
             batch = dict(features)
             rows = batch.pop("live", None)
         else:
-            rows, batch = features, {}
+            rows = features
+            batch = {}
             if "label" in rows[0]:
                 batch["labels"] = self.kind.stack([row["label"] for row in rows], self.longest)
             if "bound" in rows[0]:
@@ -380,8 +386,9 @@ class SequenceCollator:
         return batch
 
     def count_tokens(self, dataset: object) -> np.ndarray:
-        """(rows, inputs), int64: tokens of each row, special ones included, of the inputs that `dataset` has."""
-        names, counted = set(column_names(dataset)), []
+        """Counts tokens of each row, special ones included, of the inputs that `dataset` has: (rows, inputs), int64."""
+        names = set(column_names(dataset))
+        counted = []
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
             tokenizer = self.tokenizers[name]
             residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
@@ -391,7 +398,7 @@ class SequenceCollator:
         return np.stack(counted, axis=1)
 
     def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """`ResidueTokenizer`'s tensors for one encoder input, with `place` where rows may lack it (see above)."""
+        """Encodes one encoder input into `ResidueTokenizer`'s tensors, with `place` where rows may lack it."""
         columns = self.columns[name]
         inputs = [tuple(row[column] for column in columns) for row in rows]
         if name not in self.optional_inputs:
@@ -405,7 +412,7 @@ class SequenceCollator:
         return batch
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Like `encode_rows`, from one list of strings per column."""
+        """Encodes as `encode_rows` does, from one list of strings per column."""
         tokenizer = self.tokenizers[name]
         limit = tokenizer.max_residues
         longest = max(sum(map(len, row)) for row in zip(*parts))

@@ -12,7 +12,8 @@ from transformers import PretrainedConfig
 from hf_ext.arguments.checks import ABOVE_ZERO, COUNT, WIDTH, check_ranges
 from hf_ext.errors import ArgumentError
 
-ADVECTION_SPEED, ADVECTION_TIMES = 0.4, 4
+ADVECTION_SPEED = 0.4
+ADVECTION_TIMES = 4
 POINTS_SHARE = 4  # advection has r^2 / 4 points at 4 times where Darcy flow has r x r cells: as many values
 
 
@@ -39,7 +40,7 @@ class Task:
     is_zero_at_boundary: bool = False
 
     def query_grid(self, resolution: int) -> np.ndarray:
-        """(Q, 2), float32: the coordinates of all points of a flattened target, in its order."""
+        """Returns (Q, 2), float32: the coordinates of all points of a flattened target, in its order."""
         places = np.arange(np.prod(self.target_shape(resolution)))
         return np.stack(self.locate(places, resolution), axis=-1).astype(np.float32)
 
@@ -157,7 +158,7 @@ class OperatorConfig(PretrainedConfig):
         return (self.resolution // self.patch_size) ** 2
 
     def grid(self, task: str) -> tuple[tuple[int, int], tuple[int, int]]:
-        """A task's input grid and its patches, each (rows, columns); in one dimension there is one row."""
+        """Describes a task's input grid and its patches, each (rows, columns); in one dimension there is one row."""
         if len(TASKS[task].input_shape(self.resolution)) == 2:
             return (self.resolution, self.resolution), (self.patch_size, self.patch_size)
         return (1, num_points(self.resolution)), (1, self.patch_size**2 // POINTS_SHARE)

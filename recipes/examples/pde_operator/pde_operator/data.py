@@ -20,13 +20,15 @@ from .configuration import ADVECTION_SPEED, ADVECTION_TIMES, num_points
 
 SPLITS = ("train", "validation", "test")  # the place of a name is part of the seed: append, never reorder
 Samples = dict[str, np.ndarray]
-NUM_SINES, LARGEST_MODE = 2, 8
-HIGH, LOW = 12.0, 3.0
+NUM_SINES = 2
+LARGEST_MODE = 8
+HIGH = 12.0
+LOW = 3.0
 NUM_MODES = 64  # per direction, whatever the resolution: a finer grid sees the same field
 
 
 def make_task(name: str, split: str, num: int, *, resolution: int, seed: int) -> Samples:
-    """`num` samples of a task.
+    """Makes `num` samples of a task.
 
     Sample i is a function of (name, split, resolution, seed, i) alone: more samples begin with the same ones, and all
     processes make the same.
@@ -52,14 +54,17 @@ def make_task(name: str, split: str, num: int, *, resolution: int, seed: int) ->
 
 
 def _row_generator(equation: int, seed: int, stream: int, row: int) -> np.random.Generator:
-    """Random numbers of one row, whatever is drawn for the others; advection is equation 0, Darcy flow 1."""
+    """Makes the random generator of one row, whatever is drawn for the others.
+
+    Advection is equation 0, Darcy flow 1.
+    """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(equation, stream, row)))
 
 
 def make_advection(
     num: int, *, points: int = 1024, times: int = 4, beta: float = 0.4, seed: int, stream: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Initial states and solutions of du/dt + beta du/dx = 0 on [0, 1), periodic: u(x, t) = u0(x - beta t).
+    """Makes initial states and solutions of du/dt + beta du/dx = 0 on [0, 1), periodic: u(x, t) = u0(x - beta t).
 
     u0 is the sum of two sines, A sin(2 pi n x + phase), with n one of 1, ..., 8, A from [0, 1) and phase from
     [0, 2 pi), each drawn uniformly and independently: the recipe of PDEBench (arXiv:2210.07182, appendix D) without its
@@ -93,7 +98,7 @@ def make_advection(
 
 
 def make_darcy(num: int, *, resolution: int = 64, seed: int, stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients a and solutions u of -div(a grad u) = 1 on the unit square, u = 0 on its boundary.
+    """Makes coefficients a and solutions u of -div(a grad u) = 1 on the unit square, u = 0 on its boundary.
 
     a is 12 where a Gaussian random field is at least 0, else 3; the field is N(0, (-Laplace + 9)^-2) with Neumann
     boundary and without its mean, as in Li et al. 2021 (arXiv:2010.08895, appendix A.3.2), here by its 64 x 64 longest
@@ -121,7 +126,7 @@ def make_darcy(num: int, *, resolution: int = 64, seed: int, stream: int = 0) ->
 
 
 def solve_darcy(coefficients: np.ndarray, source: float = 1.0) -> np.ndarray:
-    """The solution u of -div(a grad u) = source on the unit square, u = 0 on its boundary, by finite volumes.
+    """Solves -div(a grad u) = source for u on the unit square, u = 0 on its boundary, by finite volumes.
 
     A cell's value of a holds in all of it; between two cells the flux takes their harmonic mean, between a cell and the
     boundary its own value over half a cell, so that fluxes are continuous where a jumps. Banded Cholesky, exact but for
@@ -157,7 +162,7 @@ def solve_darcy(coefficients: np.ndarray, source: float = 1.0) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _basis(resolution: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines (resolution, modes) of norm 1 on [0, 1], and each product's standard deviation (modes, modes)."""
+    """Returns cosines (resolution, modes) of norm 1 on [0, 1], and each product's standard deviation (modes, modes)."""
     k = np.arange(NUM_MODES)
     centres = (np.arange(resolution) + 0.5) / resolution
     cosines = np.sqrt(np.where(k == 0, 1.0, 2.0)) * np.cos(np.pi * k * centres[:, None])
@@ -170,7 +175,7 @@ def _basis(resolution: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_units(train: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of inputs and targets over all values, for `OperatorConfig`.
+    """Measures mean and standard deviation of inputs and targets over all values, for `OperatorConfig`.
 
     Args:
         train: task -> {"inputs", "targets"} of the training split.
@@ -188,7 +193,7 @@ def measure_units(train: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, di
 
 
 def choose_points(n: int, k: int, *, seed: int, epoch: int, row_ids: Sequence[Any]) -> np.ndarray:
-    """k different places of n for each row, ascending; every set of k is as likely as every other.
+    """Chooses k different places of n for each row, ascending; every set of k is as likely as every other.
 
     Args:
         n, k: n at least k.
@@ -225,7 +230,8 @@ class OperatorRows(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = {"row_id": index, "is_evaluation": self.is_evaluation}
         for name, (inputs, targets) in self.samples.items():
-            row[f"{name}_inputs"], row[f"{name}_targets"] = inputs[index], targets[index]
+            row[f"{name}_inputs"] = inputs[index]
+            row[f"{name}_targets"] = targets[index]
         return row
 
 
@@ -316,11 +322,14 @@ def load_file(path: str, counts: Mapping[str, int], resolution: int) -> tuple[st
                     f"{path}: neither PDEBench's 1D_Advection (tensor (n, times, points), t-coordinate) nor its "
                     f"2D_DarcyFlow (nu (n, r, r), tensor (n, 1, r, r)). It holds {found or 'nothing'}."
                 )
-            num, needed = len(arrays["tensor"]), sum(counts.values())
+            num = len(arrays["tensor"])
+            needed = sum(counts.values())
             if num < needed:
                 asked = ", ".join(f"{size} for {split}" for split, size in counts.items())
                 raise DataError(f"{path}: has {num} samples, asked for are {asked}. Give fewer.")
-            read, samples, start = _read_darcy if is_darcy else _read_advection, {}, 0
+            read = _read_darcy if is_darcy else _read_advection
+            samples = {}
+            start = 0
             for split, size in counts.items():
                 start = num - size if split == [*counts][-1] else start
                 samples[split] = read(path, arrays, slice(start, start + size), resolution)
@@ -333,14 +342,15 @@ def load_file(path: str, counts: Mapping[str, int], resolution: int) -> tuple[st
 
 
 def is_our_equation(task: str, samples: Mapping[str, np.ndarray]) -> bool:
-    """Whether the samples are of advection at our speed, or of Darcy flow with a source of 1, which priors take for
-    granted; told by the first of them, whose solution is compared."""
-    first, found = samples["inputs"][0].astype(np.float64), samples["targets"][0].astype(np.float64)
+    """Returns whether the first samples are of advection at our speed, or of Darcy flow with a source of 1."""
+    first = samples["inputs"][0].astype(np.float64)
+    found = samples["targets"][0].astype(np.float64)
     if task == "darcy2d":
         expected = solve_darcy(first)
     else:
         waves = np.fft.rfftfreq(len(first), 1 / len(first))
-        expected, found = np.fft.irfft(np.fft.rfft(first) * np.exp(-2j * np.pi * waves * ADVECTION_SPEED)), found[-1]
+        expected = np.fft.irfft(np.fft.rfft(first) * np.exp(-2j * np.pi * waves * ADVECTION_SPEED))
+        found = found[-1]
     return bool(np.linalg.norm(expected - found) < FAR * np.linalg.norm(found))
 
 

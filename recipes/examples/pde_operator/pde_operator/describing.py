@@ -18,7 +18,7 @@ MEANING = (
 
 
 def describe(results: Mapping[str, Any]) -> Page:
-    """The page of a run, from what its `all_results.json` holds."""
+    """Returns the page of a run, from what its `all_results.json` holds."""
     run = from_json(RunRecord, results)
     data = run.data
     known = {**run.settings, **data.own}

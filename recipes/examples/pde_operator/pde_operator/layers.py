@@ -31,11 +31,15 @@ class OperatorBlock(GradientCheckpointingLayer):
         self.feed_forward_output = nn.Linear(self.feed_forward.out_features, width)
 
     def forward(self, hidden_states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """(B, T, d) to (B, T, d); `cosines` and `sines`, (B, 1, T, d / heads / 2), float32, of the tokens' angles."""
+        """Maps (B, T, d) to (B, T, d).
+
+        `cosines` and `sines`, (B, 1, T, d / heads / 2), float32, of the tokens' angles.
+        """
         rows, tokens, width = hidden_states.shape
         heads = self.query_key_value(self.attention_norm(hidden_states)).view(rows, tokens, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
+        query = rotate(query, cosines, sines)
+        key = rotate(key, cosines, sines)
         attended = functional.scaled_dot_product_attention(query, key, value)
         hidden_states = hidden_states + self.attention_output(attended.transpose(1, 2).reshape(rows, tokens, width))
         inner = functional.gelu(self.feed_forward(self.feed_forward_norm(hidden_states)))
@@ -58,13 +62,14 @@ class GridEncoder(nn.Module):
     def __init__(self, config: OperatorConfig, name: str):
         super().__init__()
         self.grid, self.patch = config.grid(name)
-        self.task, self.num_frequencies = TASKS[name], config.num_frequencies
+        self.task = TASKS[name]
+        self.num_frequencies = config.num_frequencies
         self.local = _local_layer(1, config.decoder_channels, self.grid, self.task)
         self.patches = nn.Conv2d(config.decoder_channels, config.hidden_size, self.patch, stride=self.patch)
         self.position = nn.Linear(4 * config.num_frequencies, config.hidden_size)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Standardised inputs, (B, ...), to (B, T, d)."""
+        """Maps standardised inputs, (B, ...), to (B, T, d)."""
         dtype = self.position.weight.dtype  # under autocast float32, so that what blocks add to stays so
         maps = self.local(inputs.reshape(-1, 1, *self.grid).to(dtype))
         tokens = self.patches(functional.gelu(maps)).flatten(2).transpose(1, 2)
@@ -72,7 +77,7 @@ class GridEncoder(nn.Module):
         return tokens.to(dtype) + self.position(places.to(dtype))
 
     def angles(self, num: int, device: torch.device) -> torch.Tensor:
-        """By which attention turns each token, (T, num): the waves of half of `num` frequencies in each direction.
+        """Computes the angles by which attention turns each token, (T, num): half of `num` in each direction.
 
         In one dimension of all of them; periodic ones close after a turn.
         """
@@ -83,7 +88,7 @@ class GridEncoder(nn.Module):
         return (places[..., None] * waves).flatten(1)
 
     def places(self, device: torch.device) -> torch.Tensor:
-        """(T, 2): the coordinates of each patch; in one dimension the second one is 0."""
+        """Returns (T, 2): the coordinates of each patch; in one dimension the second one is 0."""
         rows, columns = (
             (torch.arange(cells // width, device=device) + 0.5) * width / cells
             for cells, width in zip(self.grid, self.patch)
@@ -104,8 +109,11 @@ class QueryDecoder(nn.Module):
     def __init__(self, config: OperatorConfig, name: str, vanishes: bool):
         super().__init__()
         self.grid, self.patch = config.grid(name)
-        self.task, self.num_frequencies, self.vanishes = TASKS[name], config.num_frequencies, vanishes
-        channels, width = config.decoder_channels, config.decoder_hidden_size
+        self.task = TASKS[name]
+        self.num_frequencies = config.num_frequencies
+        self.vanishes = vanishes
+        channels = config.decoder_channels
+        width = config.decoder_hidden_size
         self.norm = nn.LayerNorm(config.hidden_size)
         self.patches = nn.ConvTranspose2d(config.hidden_size, channels, self.patch, stride=self.patch)
         self.local = _local_layer(channels, channels, self.grid, self.task)
@@ -115,7 +123,7 @@ class QueryDecoder(nn.Module):
         self.output = nn.Linear(width, 1)
 
     def forward(self, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        """Latents, (B, T, d), at queries, (B, Q, 2), float32: (B, Q), float32, standardised."""
+        """Maps latents, (B, T, d), at queries, (B, Q, 2), float32, to (B, Q), float32, standardised."""
         rows, columns = (cells // width for cells, width in zip(self.grid, self.patch))
         tokens = self.norm(latents).transpose(1, 2)
         maps = self.patches(tokens.reshape(len(latents), -1, rows, columns))
@@ -142,7 +150,7 @@ class QueryDecoder(nn.Module):
 
 
 def fourier_features(coordinates: torch.Tensor, num_frequencies: int, is_periodic: bool) -> torch.Tensor:
-    """sin and cos of pi k z of each coordinate z for k = 1, ..., K; of a periodic first one, of 2 pi k z.
+    """Computes sin and cos of pi k z of each coordinate z for k = 1, ..., K; of a periodic first one, of 2 pi k z.
 
     Args:
         coordinates: (..., 2), in float32: half precision would blur them.
@@ -158,7 +166,7 @@ def fourier_features(coordinates: torch.Tensor, num_frequencies: int, is_periodi
 
 
 def _local_layer(inputs: int, outputs: int, grid: tuple[int, int], task: Task) -> nn.Conv2d:
-    """A convolution over each point and its neighbours, across the end of a periodic grid."""
+    """Makes a convolution over each point and its neighbours, across the end of a periodic grid."""
     reach = tuple(int(cells > 1) for cells in grid)
     kernel = tuple(2 * cells + 1 for cells in reach)
     padding_mode = "circular" if task.is_periodic else "zeros"

@@ -92,7 +92,10 @@ class OperatorTransformer(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """What a layer puts out is as large as what goes in; what a block adds, by the depth of all, smaller."""
+        """Draws weights so that a layer puts out as much as goes in.
+
+        What a block adds, by the depth of all, is smaller.
+        """
         if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             fan_in = module.weight[0].numel()
             if isinstance(module, nn.ConvTranspose2d):  # kernels do not overlap: each output sees one of their places
@@ -108,7 +111,7 @@ class OperatorTransformer(PreTrainedModel):
             super()._init_weights(module)
 
     def encode(self, task: str, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs, (B, *input_shape), as latents before the trunk, (B, T, d).
+        """Encodes inputs, (B, *input_shape), as latents before the trunk, (B, T, d).
 
         Raises:
             ArgumentError: inputs on another grid.
@@ -123,7 +126,7 @@ class OperatorTransformer(PreTrainedModel):
         return self.encoders[task]((inputs.float() - config.input_means[task]) / config.input_stds[task])
 
     def propagate(self, *latents: torch.Tensor, tasks: Sequence[str] | None = None) -> list[torch.Tensor]:
-        """The trunk, through which all tasks go as one batch.
+        """Runs the trunk, through which all tasks go as one batch.
 
         Args:
             latents: one or more of (B, T, d), from `encode`.
@@ -139,14 +142,15 @@ class OperatorTransformer(PreTrainedModel):
             encoder.angles(half, one.device).expand(len(one), 1, -1, -1)
             for encoder, one in zip(encoders, latents, strict=True)
         ]
-        cosines, sines = torch.cat(angles).cos(), torch.cat(angles).sin()
+        cosines = torch.cat(angles).cos()
+        sines = torch.cat(angles).sin()
         hidden_states = torch.cat(latents)
         for block in self.blocks:
             hidden_states = block(hidden_states, cosines, sines)
         return list(hidden_states.split([len(one) for one in latents]))
 
     def decode(self, task: str, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        """The solution at query points, in the unit of the data.
+        """Decodes the solution at query points, in the unit of the data.
 
         Args:
             latents: (B, T, d), after the trunk.
@@ -161,7 +165,7 @@ class OperatorTransformer(PreTrainedModel):
         return mean + self.config.target_stds[task] * values
 
     def decode_inputs(self, task: str, latents: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The input function read back from its encoding, in the unit of the data.
+        """Decodes the input function from its encoding, in the unit of the data.
 
         Args:
             latents: (B, T, d), before the trunk.
@@ -179,7 +183,7 @@ class OperatorTransformer(PreTrainedModel):
         return self.config.input_means[task] + self.config.input_stds[task] * values
 
     def coordinates(self, task: str, points: torch.Tensor) -> torch.Tensor:
-        """The coordinates of points of the target's grid: (..., 2), float32, for `decode`.
+        """Returns the coordinates of points of the target's grid: (..., 2), float32, for `decode`.
 
         Args:
             points: (...), int64, places in a flattened target.
@@ -193,7 +197,7 @@ class OperatorTransformer(PreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **inputs: torch.Tensor,
     ) -> OperatorOutput:
-        """Predictions of B rows, each with one sample of every task, and their loss.
+        """Returns predictions of B rows, each with one sample of every task, and their loss.
 
         Args:
             labels: (B, tasks, Q), float, solutions at `points`, in the order of `config.tasks`.
@@ -214,7 +218,8 @@ class OperatorTransformer(PreTrainedModel):
         if points is None:
             points = torch.arange(self.config.resolution**2, device=encoded[0].device)
             points = points.expand(len(encoded[0]), len(names), -1)
-        predictions, extra = [], []
+        predictions = []
+        extra = []
         for i, name in enumerate(names):
             predictions.append(self.decode(name, latents[i], self.coordinates(name, points[:, i])))
             if self.terms is not None and self.training and labels is not None:
@@ -236,13 +241,13 @@ class OperatorTransformer(PreTrainedModel):
     def row_losses(
         self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The loss of each row, (B,), float32, without `terms`; `bounds` is not read."""
+        """Computes the loss of each row, (B,), float32, without `terms`; `bounds` is not read."""
         errors = relative_l2(logits, labels)
         return sum(weight * errors[:, i] for i, weight in enumerate(self.config.task_weights or []))
 
 
 def relative_l2(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The L2 of the error over the L2 of the target, along the last dimension, in float32.
+    """Computes the L2 of the error over the L2 of the target, along the last dimension, in float32.
 
     Args:
         predictions, targets: (..., Q), any float dtype.

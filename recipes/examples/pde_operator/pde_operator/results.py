@@ -36,7 +36,7 @@ class ErrorMetrics:
         self.row_metrics = ("loss", *(f"{task}_nrmse" for task in tasks), "nrmse")
 
     def row_values(self, metric: str, predictions: np.ndarray) -> np.ndarray:
-        """One of `row_metrics` of each row, (n,), from what `reduce` kept, (n, tasks)."""
+        """Returns one of `row_metrics` of each row, (n,), from what `reduce` kept, (n, tasks)."""
         if metric == "loss":
             return predictions @ np.asarray(self.task_weights, predictions.dtype)
         if metric == "nrmse":
@@ -44,7 +44,7 @@ class ErrorMetrics:
         return predictions[:, self.tasks.index(metric.removesuffix("_nrmse"))]
 
     def reduce(self, logits: Any, labels: torch.Tensor) -> torch.Tensor:
-        """As `preprocess_logits_for_metrics`: (B, tasks), float32, so that fields are not kept."""
+        """Reduces as `preprocess_logits_for_metrics`: (B, tasks), float32, so that fields are not kept."""
         return relative_l2(logits[0] if isinstance(logits, tuple) else logits, labels)
 
     def __call__(self, prediction: Any) -> dict[str, float]:
@@ -54,7 +54,7 @@ class ErrorMetrics:
 
 
 def trivial_errors(train: Mapping[str, Any], split: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """nRMSE of each row of predictions that learn nothing of the input.
+    """Computes nRMSE of each row of predictions that learn nothing of the input.
 
     Args:
         train, split: task -> {"inputs", "targets"}.
@@ -103,7 +103,7 @@ def score_split(errors: np.ndarray, trivial: Mapping[str, np.ndarray], tasks: Se
 
 
 def _last(errors: np.ndarray) -> float:
-    """The mean, for a minimum that NaN never is."""
+    """Returns the mean, for a minimum that NaN never is."""
     return float(errors.mean()) if np.isfinite(errors).all() else np.inf
 
 
@@ -119,7 +119,7 @@ def score_names(tasks: Sequence[str]) -> list[str]:
 
 
 def format_scores(found: Mapping[str, Any]) -> str:
-    """The verdict, a table of `score_split`, and how far the model is below the best trivial prediction."""
+    """Formats the verdict, a table of `score_split`, and how far the model is below the best trivial prediction."""
     scores = found["scores"]
     metrics = [*scores[MODEL]]
     rows = [

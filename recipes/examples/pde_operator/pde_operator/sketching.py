@@ -22,7 +22,10 @@ from .steps import build_collator, build_terms
 
 
 def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
-    """The operator without weights, with the terms of its loss; what is wrong with the arguments becomes a problem."""
+    """Describes the operator without weights, with the terms of its loss.
+
+    What is wrong with the arguments becomes a problem.
+    """
     sketch = Sketch(f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
     if args.use_peft:
         sketch.attempt("arguments", lambda: require_base(None))
@@ -71,7 +74,7 @@ def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
 
 
 def make_batch(config: OperatorConfig, num_queries: int, rows: int, device: str = "meta") -> dict[str, Any]:
-    """Rows to train on, decoded at as many points."""
+    """Makes rows to train on, decoded at as many points."""
     tasks = config.tasks or []
     shapes = {f"{task}_inputs": TASKS[task].input_shape(config.resolution) for task in tasks}
     batch = {name: torch.ones(rows, *shape, device=device) for name, shape in shapes.items()}
@@ -87,8 +90,9 @@ def _make_step(config: OperatorConfig, num_queries: int, most_rows: int, device:
 
 
 def _shaped_rows(config: OperatorConfig, num_rows: int) -> OperatorRows:
-    """Rows of the shapes of the run's, all alike."""
-    value, samples = torch.zeros(()), {}
+    """Makes rows of the shapes of the run's, all alike."""
+    value = torch.zeros(())
+    samples = {}
     for task in config.tasks or []:
         inputs = value.expand(num_rows, *TASKS[task].input_shape(config.resolution))
         samples[task] = {"inputs": inputs, "targets": value.expand(num_rows, config.resolution**2)}

@@ -25,7 +25,7 @@ Samples = dict[str, dict[str, dict[str, np.ndarray]]]
 
 
 def load_samples(args: OperatorArguments) -> Samples:
-    """split -> task -> {"inputs", "targets"}: read from `dataset_name`, or generated.
+    """Loads split -> task -> {"inputs", "targets"}: read from `dataset_name`, or generated.
 
     Raises:
         ArgumentError: the files are not those of `tasks`, or of another equation than the physics priors are about.
@@ -54,17 +54,17 @@ def load_samples(args: OperatorArguments) -> Samples:
 
 
 def build_rows(samples: Samples) -> dict[str, OperatorRows]:
-    """Row i of a split is sample i of each task; splits other than train are decoded at all points."""
+    """Builds rows: row i of a split is sample i of each task; splits other than train are decoded at all points."""
     return {split: OperatorRows(tasks, is_evaluation=split != "train") for split, tasks in samples.items()}
 
 
 def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.ndarray]]) -> OperatorTransformer:
-    """A new operator with the units of the training samples."""
+    """Builds a new operator with the units of the training samples."""
     return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
 
 
 def build_terms(args: OperatorArguments) -> AuxiliaryTerms:
-    """What a row's loss has beside the data."""
+    """Builds what a row's loss has beside the data."""
     return AuxiliaryTerms(
         inverse_every=args.inverse_loss_every,
         inverse_weight=args.inverse_loss_weight,
@@ -74,7 +74,7 @@ def build_terms(args: OperatorArguments) -> AuxiliaryTerms:
 
 
 def build_collator(args: OperatorArguments, seed: int) -> OperatorCollator:
-    """The collator, which draws the points of a step."""
+    """Builds the collator, which draws the points of a step."""
     return OperatorCollator(args.tasks, args.resolution**2, args.queries_per_step, seed)
 
 
@@ -88,7 +88,7 @@ class OperatorData:
 
 
 def check(run: Run) -> None:
-    """See `Task.check`."""
+    """Implements `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, ErrorMetrics(run.model_args.tasks).row_metrics)
     if run.args.use_peft:
         require_base(None)
@@ -96,7 +96,7 @@ def check(run: Run) -> None:
 
 
 def load(run: Run) -> OperatorData:
-    """See `Task.load`."""
+    """Implements `Task.load`."""
     args = run.model_args
     samples = load_samples(args)
     report = {
@@ -113,7 +113,7 @@ def load(run: Run) -> OperatorData:
 
 
 def build(run: Run, data: OperatorData) -> dict[str, Any]:
-    """See `Task.build`. The model gets the auxiliary terms of its loss."""
+    """Implements `Task.build`. The model gets the auxiliary terms of its loss."""
     model_args = run.model_args
     model = build_model(model_args, data.samples["train"])
     model.terms = terms = build_terms(model_args)

@@ -60,19 +60,19 @@ class OperatorTask(Task):
     # Each imports what it needs when it is called, so that --help waits for no model code.
 
     def check(self, run: Run) -> None:
-        """See `Task.check`."""
+        """Implements `Task.check`."""
         from . import steps
 
         steps.check(run)
 
     def load(self, run: Run) -> OperatorData:
-        """See `Task.load`."""
+        """Implements `Task.load`."""
         from . import steps
 
         return steps.load(run)
 
     def build(self, run: Run, data: OperatorData) -> dict[str, Any]:
-        """See `Task.build`. The model gets the auxiliary terms of its loss."""
+        """Implements `Task.build`. The model gets the auxiliary terms of its loss."""
         from . import steps
 
         return steps.build(run, data)

@@ -27,7 +27,7 @@ class OptimizerStep(TrainerCallback):
         self.taken = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first micro-batch of a step."""
+        """Prepares the terms before the first micro-batch of a step."""
         self.taken = state.global_step
 
 
@@ -59,12 +59,12 @@ class AuxiliaryTerms:
         return total
 
     def _is_due(self, every: int) -> bool:
-        """In all micro-batches of a step and on all processes alike, also after a resume."""
+        """Tells whether terms are due: in all micro-batches of a step and on all processes alike."""
         return every > 0 and self.schedule.taken % every == 0
 
 
 def inverse_loss(model: Any, task: str, step: TaskStep) -> torch.Tensor:
-    """How badly encoded inputs can be read back, and how far reading them back moves their encoding: (B,), float32.
+    """Measures how badly encoded inputs can be read back, and how far that moves their encoding: (B,), float32.
 
     Inverse decoding: relative L2 between inputs and what `decode_inputs` makes of their encoding, at the step's points.
     Inverse encoding: relative L2 between the encoding and that of the inputs with these points put in; gradients reach
@@ -82,7 +82,7 @@ def inverse_loss(model: Any, task: str, step: TaskStep) -> torch.Tensor:
 
 
 def constant_along_characteristics(model: Any, step: TaskStep) -> torch.Tensor:
-    """Advection: how far predictions change along x - beta t = const, by the L2 of the initial state: (B,), float32.
+    """Measures how far predictions of advection change along x - beta t = const, by the initial state's L2: (B,).
 
     Each point is compared with the one on its characteristic at the mirrored time: the first and the last, and so on.
     The exact solution has 0. Cost: decoding of Q points.
@@ -97,7 +97,7 @@ def constant_along_characteristics(model: Any, step: TaskStep) -> torch.Tensor:
 
 
 def ritz_energy(model: Any, step: TaskStep) -> torch.Tensor:
-    """Darcy flow: the energy 1/2 a |grad u|^2 - u, whose minimum is the solution, by the training mean of u: (B,).
+    """Computes the energy 1/2 a |grad u|^2 - u of Darcy flow, least at the solution, by the training mean of u: (B,).
 
     By the finite volumes that made the data, over every 5th of the step's points and the four cells around each: on
     all cells, the sum that the exact solution makes smallest. Its minimum is not 0 but about -1/2. It has first
@@ -107,7 +107,8 @@ def ritz_energy(model: Any, step: TaskStep) -> torch.Tensor:
     """
     cells = step.points[:, ::5]
     size = step.inputs.shape[-1]
-    row, column = cells // size, cells % size
+    row = cells // size
+    column = cells % size
     a = step.inputs.flatten(1).float()
     a_here = a.take_along_dim(cells, dim=1)
     shifts = ((-1, 0), (1, 0), (0, -1), (0, 1))

@@ -31,7 +31,8 @@ def make_rows(is_evaluation: bool = False) -> OperatorRows:
 
 
 def test_labels_are_those_of_the_points_and_a_row_keeps_them_in_any_batch():
-    rows, collator = make_rows(), OperatorCollator(TASKS, NUM_POINTS, 4, seed=1)
+    rows = make_rows()
+    collator = OperatorCollator(TASKS, NUM_POINTS, 4, seed=1)
     together = collator([rows[i] for i in range(5)])
     assert together["points"].shape == together["labels"].shape == (5, 2, 4)
     for i, (row, alone) in enumerate((i, collator([rows[i]])) for i in (4, 0, 2)):
@@ -46,7 +47,8 @@ def test_labels_are_those_of_the_points_and_a_row_keeps_them_in_any_batch():
 
 
 def test_another_epoch_or_seed_draws_other_points_also_in_workers_that_live_on():
-    rows, collator = make_rows(), OperatorCollator(TASKS, NUM_POINTS, 4)
+    rows = make_rows()
+    collator = OperatorCollator(TASKS, NUM_POINTS, 4)
     loader = DataLoader(rows, 5, collate_fn=collator, num_workers=1, persistent_workers=True)
     seen = []
     for epoch in (0, 1, 0):
@@ -166,7 +168,8 @@ def test_parts_of_a_batch_add_up_to_its_gradient(make, batch):
             model(**pick(batch, rows), **given).loss.backward()
         return gradients(model)
 
-    whole, parts = [slice(0, 6)], [slice(0, 1), slice(1, 6)]
+    whole = [slice(0, 6)]
+    parts = [slice(0, 1), slice(1, 6)]
     expected = backward(whole)
     assert are_close(expected, backward(parts, num_items_in_batch=batch["labels"].numel()))
     assert not are_close(expected, backward(parts))  # means of unequal parts
@@ -211,7 +214,8 @@ def test_advection_is_periodic_and_darcy_flow_vanishes_at_the_boundary(make, bat
     assert torch.allclose(left, right, atol=1e-5)
     assert torch.allclose(left, near, atol=1e-4)
     edge = torch.rand(6, 20, 2)
-    edge[:, ::2, 0], edge[:, 1::2, 1] = 0.0, 1.0
+    edge[:, ::2, 0] = 0.0
+    edge[:, 1::2, 1] = 1.0
     assert model.decode("darcy2d", latents[1], edge).abs().max() == 0
     assert model.decode("darcy2d", latents[1], torch.full((6, 1, 2), 0.5)).abs().min() > 0
 
@@ -224,7 +228,8 @@ def test_predictions_are_in_the_unit_of_the_data(make, batch):
         values.update({name: value * 1000 for name, value in values.items()})
     units["target_means"]["advection1d"] += 5
     scaled = make(**units).eval()
-    plain, large = model(**batch).logits, scaled(**batch).logits
+    plain = model(**batch).logits
+    large = scaled(**batch).logits
     assert torch.allclose(large[:, 0], 1000 * plain[:, 0] + 5, rtol=1e-4, atol=1e-3)
     assert torch.allclose(large[:, 1], 1000 * plain[:, 1], rtol=1e-4)
 
@@ -257,7 +262,9 @@ def test_under_autocast_latents_and_loss_stay_float32(make, batch, dtype):
 
 
 def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
-    plain, compiled, recomputed = make(), make(), make()
+    plain = make()
+    compiled = make()
+    recomputed = make()
     for block in compiled.blocks:
         block.compile(backend="aot_eager", fullgraph=True)
     recomputed.activation_checkpointing_enable()
@@ -298,7 +305,9 @@ class Exact:
     """Stands in for a trained operator: decodes what it is given, wherever that lies on the grid."""
 
     def __init__(self, field: torch.Tensor, model):
-        self.field, self.config, self.coordinates = field, model.config, model.coordinates
+        self.field = field
+        self.config = model.config
+        self.coordinates = model.coordinates
 
     def decode(self, task: str, latents: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         row = (queries[..., 0] * RESOLUTION).floor().long()
@@ -315,7 +324,8 @@ def all_points(num: int) -> torch.Tensor:
 def darcy():
     samples = make_samples(3)["darcy2d"]
     model = make_operator()
-    inputs, u = torch.from_numpy(samples["inputs"]), torch.from_numpy(samples["targets"])
+    inputs = torch.from_numpy(samples["inputs"])
+    u = torch.from_numpy(samples["targets"])
     points = all_points(len(u))
 
     def energy(field: torch.Tensor) -> torch.Tensor:
@@ -340,7 +350,8 @@ def test_only_the_right_speed_is_constant_along_characteristics(speed, is_soluti
     model = make_operator()
 
     class Wave:
-        config, coordinates = model.config, model.coordinates
+        config = model.config
+        coordinates = model.coordinates
 
         def decode(self, task, latents, queries):
             x, t = queries.unbind(-1)
@@ -399,7 +410,8 @@ def test_terms_are_due_in_every_nth_step_of_training_alone():
 def test_terms_and_points_are_alike_for_any_accumulation_and_after_a_resume(tmp_path):
     def train(name, passes, resume=None, is_told=True):
         torch.manual_seed(0)
-        model, terms = make_operator(), AuxiliaryTerms(inverse_every=3, inverse_weight=1.0)
+        model = make_operator()
+        terms = AuxiliaryTerms(inverse_every=3, inverse_weight=1.0)
         model.terms = terms
         fixed = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2, "use_cpu": True}
         fixed |= {"report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}

@@ -19,7 +19,8 @@ from hf_ext.speedups import REGISTRY
 CONFIGS = Path(train.__file__).parent / "configs"
 COMMON = {"muon", "data_loading", "precision"}
 FASTER = COMMON | {"compile"}
-FOUR, TWO = ("--num_processes", "4"), ("--num_processes", "2")
+FOUR = ("--num_processes", "4")
+TWO = ("--num_processes", "2")
 # file, flags of the recipe, launcher file, its flags -> rows of a step, processes, half precision, what is applied
 SETUPS = {
     "four baseline": (

@@ -19,14 +19,16 @@ def write_advection(path, speed=0.4, num=12):
     first, later = make_advection(num, points=256, times=200, beta=2 * speed, seed=0)
     with h5py.File(path, "w") as file:
         file["tensor"] = np.concatenate([first[:, None], later], axis=1)
-        file["t-coordinate"], file["x-coordinate"] = np.arange(202) / 100, (np.arange(256) + 0.5) / 256
+        file["t-coordinate"] = np.arange(202) / 100
+        file["x-coordinate"] = (np.arange(256) + 0.5) / 256
     return str(path)
 
 
 def write_darcy(path, source=1.0, num=12):
     permeability, pressure = make_darcy(num, resolution=32, seed=0)
     with h5py.File(path, "w") as file:
-        file["nu"], file["tensor"] = permeability, source * pressure[:, None]
+        file["nu"] = permeability
+        file["tensor"] = source * pressure[:, None]
     return str(path)
 
 
