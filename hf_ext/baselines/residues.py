@@ -35,7 +35,8 @@ def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str, group_co
     ((model_input, columns),) = collator.columns.items()
     fitted = sample_rows(splits["train"], seed), splits["validation"]
     known = [_read(rows, columns, collator.longest) for rows in fitted]
-    (asked, _), baselines = _read(splits[name], columns, collator.longest), Baselines()
+    asked, _ = _read(splits[name], columns, collator.longest)
+    baselines = Baselines()
     constant = predict_constant(kind, known[0][1], [*map(len, asked)])
     baselines.add(kind.constant_name, constant, kind="constant", num_rows=len(fitted[0]))
     found, facts = predict_residues(kind, known, window_features, asked, standardize=False)

@@ -100,7 +100,9 @@ def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     evaluations = _occasions(args.eval_strategy, args.eval_steps, updates, epochs) / (args.eval_every_epochs or 1)
     wanted = args.eval_subset
     validation = stage.num_rows.get("validation", 0)
-    share = 1.0 if not wanted or not validation else min(1.0, wanted if wanted <= 1 else wanted / validation)
+    share = 1.0
+    if wanted and validation:
+        share = wanted if wanted <= 1 else min(1.0, wanted / validation)
     saves = math.ceil(_occasions(args.save_strategy, args.save_steps, updates, epochs))
     return Schedule(rows, updates * accumulation, updates, epochs, evaluations, share, saves)
 

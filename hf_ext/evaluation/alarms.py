@@ -225,7 +225,8 @@ def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
         return {**nothing, "n": num_rows, "num_distinct": 0}
     distinct, counts = np.unique(values, return_counts=True)
-    shares, top = counts / len(values), int(np.argmax(counts))  # of equally frequent ones the smallest
+    shares = counts / len(values)
+    top = int(np.argmax(counts))  # of equally frequent ones the smallest
     return {
         "n": num_rows,
         "min": float(distinct[0]),

@@ -202,7 +202,11 @@ def judge_pair(
     if compared.undefined:
         reason = f"{metric_name(metric)} is undefined ({compared.undefined})"
         return replace(_undefined(compared.n, reason), baseline=first, comparison=compared.as_dict())
-    outcome: Outcome = "better" if compared.is_better else "worse" if compared.is_worse else "no difference"
+    outcome: Outcome = "no difference"
+    if compared.is_better:
+        outcome = "better"
+    elif compared.is_worse:
+        outcome = "worse"
     numbers = f"{_scores(compared)} (improvement {_difference(compared)}, {compared.n:,} rows)."
     if all(map(np.array_equal, before, after)):
         text = f"No difference: {second} predicts what {first} predicts, on all {compared.n:,} rows."
@@ -296,7 +300,9 @@ def _judge_baselines(case: _Case, also: str) -> Verdict | None:
     num = len(known)
     also = _describe_order(ordered) if ordered and result.metric != order else also
     is_every = result.is_better and (order or (num > 1 and not is_ratio(case.metric)))
-    than = "every baseline" if is_every else f"the {hardest}" if hardest in CONSTANTS else hardest
+    than = f"the {hardest}" if hardest in CONSTANTS else hardest
+    if is_every:
+        than = "every baseline"
     return case.decide(result, hardest, than, also, f", the hardest of {num} to beat" if is_every and num > 1 else "")
 
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 AUTO: Head = "auto"
 PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
-SIZES, DROPOUT = (256, 64), 0.1  # of the ensemble's networks, the run's own among them
+SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
+DROPOUT = 0.1  # of these
 # Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
 # beside these, in features.
 FOLDED_COST = 2_500_000

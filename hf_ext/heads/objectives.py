@@ -34,7 +34,8 @@ class SquaredError:
 
     def __init__(self, labels: FloatArray, num_outputs: int = 1):
         self.labels = labels
-        self.shift, self.scale = float(labels.mean()), float(labels.std()) or 1.0  # of networks' outputs
+        self.shift = float(labels.mean())  # of networks' outputs
+        self.scale = float(labels.std()) or 1.0
         self.targets = torch.from_numpy((labels - self.shift) / self.scale).float()
 
     def constant(self, rows: NDArray[np.int64]) -> FloatArray:

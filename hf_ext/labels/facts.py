@@ -33,10 +33,13 @@ from .cells import (
 )
 
 NUM_SEEN = 1000  # labels whose form is looked at
-SOME, MOST, NEARLY_ALL = 0.1, 0.5, 0.95  # shares of them
+SOME = 0.1  # a share of them
+MOST = 0.5
+NEARLY_ALL = 0.95
 MAX_LETTERS = 10  # of residue classes; residues are 20
 LONG_NUMBER = 15  # digits; of more no float64 is made, so they stand for residues
-MIN_CLASSES, MIN_ROWS = 3, 3  # of whole numbers that are taken for classes, and on average of each
+MIN_CLASSES = 3  # of whole numbers that are taken for classes
+MIN_ROWS = 3  # of each of these on average
 
 # With a unit, a bound, a decimal comma.
 _MEANT_AS_NUMBER = re.compile(rf"[<>=\u2264\u2265\s]*{NUMBER}(,[0-9]+)?(\s.*|%|[fpnum\u00b5]?M)?", re.DOTALL).fullmatch

@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-PREDICTION, PROBABILITY, LABEL = "prediction", "probability", "label"  # columns of tables of predictions
+# Columns of tables of predictions.
+PREDICTION = "prediction"
+PROBABILITY = "probability"
+LABEL = "label"
 
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]

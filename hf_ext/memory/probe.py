@@ -129,7 +129,8 @@ class Ledger(TorchDispatchMode):
         self.repeats: list[Repeat] = []
         # Storage -> [category, bytes, bytes that grow with the rows, layers left out that have one of their own].
         self._entries: dict[int, list[Any]] = {}
-        self._num_left_out, self._is_between = 0, True  # whom the layer that computes stands for; whether none computes
+        self._num_left_out = 0  # layers that the one that computes stands for
+        self._is_between = True  # whether none computes
         self._freed = self._freed_growing = 0  # of the layers that were left out
         self._begun: dict[tuple[str, Direction], int] = {}
 
@@ -170,7 +171,8 @@ class Ledger(TorchDispatchMode):
 
     def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
         storage = tensor.untyped_storage()
-        key, num_bytes = storage._cdata, storage.nbytes()  # two views of one have the same address
+        key = storage._cdata  # two views of one have the same address
+        num_bytes = storage.nbytes()
         if key in self._entries:
             return
         grows = self.rows and num_bytes and num_bytes % self.rows == 0

@@ -64,7 +64,11 @@ def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple
 
 def _state_bytes(name: str, parameter: torch.Tensor, is_table: bool) -> int:
     size = parameter.numel()
-    bits = 8 if "8bit" in name else 4 if "4bit" in name else 32
+    bits = 32
+    if "8bit" in name:
+        bits = 8
+    elif "4bit" in name:
+        bits = 4
     if name == "adafactor":  # of a matrix, a number per row and per column
         rows_and_columns = size // parameter.shape[-1] + size // parameter.shape[-2] if parameter.dim() >= 2 else size
         return rows_and_columns * WEIGHT_BYTES

@@ -339,9 +339,11 @@ class AffinityModel(PreTrainedModel):
         divided by their typical size instead: variants of one protein spread so little that dividing by it would turn
         the smallest change of the encoder into a large one. Rows that lack an input have no part in its scale.
         """
-        spreads = [std if std > 0 else 1.0 for std in (label_std if isinstance(label_std, list) else [label_std])]
         self.config.label_mean = label_mean
-        self.config.label_std = spreads if isinstance(label_std, list) else spreads[0]
+        if isinstance(label_std, list):
+            self.config.label_std = [std if std > 0 else 1.0 for std in label_std]
+        else:
+            self.config.label_std = label_std if label_std > 0 else 1.0
         blocks = {name: embeddings[name].float() for name in self.embedding_sizes}
         scales = [
             block.std(0, unbiased=False)

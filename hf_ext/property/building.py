@@ -73,8 +73,12 @@ def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) 
     """Takes the encoder that suits this machine where `--encoders` was left out; says so in a sentence, else ""."""
     if args.encoders:
         return ""
-    how = {*(args.tower_training or []), *(["lora"] if training.use_peft else [])}
-    hardest: Training = "full" if "full" in how else "lora" if "lora" in how else "frozen"
+    hardest: Training = "frozen"
+    how = args.tower_training or []
+    if "full" in how:
+        hardest = "full"
+    elif "lora" in how or training.use_peft:
+        hardest = "lora"
     args.encoders = [choose_encoder(hardware, hardest).name]
     return (
         f"--encoders left out: {args.encoders[0]}, the best that fits {hardware.name} and is fast enough there "

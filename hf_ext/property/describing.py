@@ -17,7 +17,8 @@ from ..text.units import is_finite, join_words, share
 
 # Made up, of a usual composition; a user's own sequences never stand in a card.
 EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")
-MAX_GROUPS, MAX_CLASSES = 300, 50  # rows of a table
+MAX_GROUPS = 300  # rows of a table
+MAX_CLASSES = 50
 
 
 def describe(run: RunRecord) -> Page:

@@ -23,7 +23,8 @@ from ..files import read_cell, replacing, try_replacing, write_cell
 from ..labels import LabelKind
 from ..labels.outputs import PREDICTION, PROBABILITY, Columns
 
-LOW, HIGH = "prediction_low", "prediction_high"  # of an interval
+LOW = "prediction_low"  # of an interval
+HIGH = "prediction_high"
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 MAX_LISTED = 10
 

@@ -89,7 +89,9 @@ def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[st
             f"{num_bounds:,} of {num_rows:,} training labels are bounds, which --loss {loss} takes for exact values: "
             "--loss tobit learns from them as bounds, --loss ranking from the order alone."
         ]
-    asked = f"--censor_column {censor_column}" if censor_column else "--loss tobit" if loss == "tobit" else None
+    asked = f"--censor_column {censor_column}" if censor_column else None
+    if loss == "tobit":
+        asked = asked or "--loss tobit"
     if num_bounds or asked is None:
         return []
     return [

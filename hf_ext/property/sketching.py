@@ -41,7 +41,8 @@ from .measure import check_measure, describe_measure, settle_measure
 from .rows import describe_rows, load_rows
 from .scoring import read_requirements
 
-EMBEDDING_BYTES, STATE_BYTES = 4, 2  # of a number on disk: of a sequence's embedding, and of a residue's
+EMBEDDING_BYTES = 4  # of a number on disk, of a sequence's embedding
+STATE_BYTES = 2  # of a residue's
 
 
 def sketch_run(

@@ -89,7 +89,8 @@ def load(run: Run) -> AffinityData:
     run.test_dataset = splits["test"]
     settle_measure(args, model_args.loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
-    if fewer := settle_residue_steps(args, kind, None if data_args.streaming else len(splits["train"])):
+    num_rows = None if data_args.streaming else len(splits["train"])
+    if fewer := settle_residue_steps(args, kind, num_rows):
         run.log.info(fewer)
     requirements = read_requirements(model_args, data_args, kind)
     units = find_units(data_args, splits)

@@ -229,7 +229,7 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
     """Draws dots, or hexagons for many rows; returns what is drawn, for the caption."""
     if len(xs) <= MAX_DOTS:
         axes.scatter(xs, ys, s=26, color=SERIES[0], alpha=0.5, linewidths=0, zorder=2)
-        return f"{len(xs):,} test row{'s' * (len(xs) > 1)}"
+        return f"{len(xs):,} test row" if len(xs) == 1 else f"{len(xs):,} test rows"
     # In steps of equal ratio, so that the line above stays visible; the palest still shows a single row.
     box = (*axes.get_xlim(), *axes.get_ylim())
     look: dict[str, Any] = {"cmap": _shades(0.22, 6), "edgecolors": "none", "linewidths": 0, "zorder": 2}

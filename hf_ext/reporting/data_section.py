@@ -191,7 +191,9 @@ def describe_repeated(leaks: Leaks) -> str:
     compared = leaks.compared
     whole = leaks.row.num_test_rows
     named = [f"{compared} row {here} is train row {there}" for here, there in leaks.repeated]
-    listed = f": {', '.join(named)}{', ...' if num > len(named) else ''}" if named else ""
+    if named and num > len(named):
+        named.append("...")
+    listed = f": {', '.join(named)}" if named else ""
     return (
         f"{num:,} of {whole:,} {compared} rows ({num / whole:.1%}) stand in train, too{listed}. On these, any score is "
         "memory."

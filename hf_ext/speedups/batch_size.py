@@ -79,7 +79,11 @@ def _accumulate(context: Context, effective: int) -> Decision:
     rows = args.per_device_train_batch_size
     passes = args.gradient_accumulation_steps
     has_rows, has_passes = map(context.user_set, ("per_device_train_batch_size", "gradient_accumulation_steps"))
-    unit = devices * (rows if has_rows else 1) * (passes if has_passes else 1)
+    unit = devices
+    if has_rows:
+        unit *= rows
+    if has_passes:
+        unit *= passes
     if effective % unit:
         given = ", ".join(
             [f"{devices} process{'es' if devices > 1 else ''}"]

@@ -39,7 +39,9 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 def asked_bits(args: Any) -> int | None:
     """Returns what `--load_in_8bit` and `--load_in_4bit` ask for; None without either."""
-    return 8 if args.load_in_8bit else 4 if args.load_in_4bit else None
+    if args.load_in_8bit:
+        return 8
+    return 4 if args.load_in_4bit else None
 
 
 class EncoderPrecision(Speedup):

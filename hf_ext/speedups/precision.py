@@ -233,7 +233,8 @@ def chosen_by_user() -> str | None:
     return next((name for name in names if os.environ.get(name)), None)
 
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
+_MMAP_THRESHOLD = -3  # of glibc's mallopt
+_TRIM_THRESHOLD = -1
 _OWN_BLOCKS = 32 << 20
 KEPT_BYTES = 512 << 20
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")

@@ -246,7 +246,9 @@ def sample_model(run: Run, rows: list[Any], autocast: torch.dtype | None) -> lis
 
 def training_dtype(args: Any) -> torch.dtype | None:
     """Returns what autocast computes in while training; None without."""
-    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    if args.bf16:
+        return torch.bfloat16
+    return torch.float16 if args.fp16 else None
 
 
 def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:

@@ -228,7 +228,7 @@ class EmbeddingCache:
             "dtype": str(model.encoder_dtype),
             "autocast": str(model.encoder_autocast),
             "products": products,
-            **({"bits": bits} if (bits := model.config.encoder_bits) else {}),
+            **({"bits": model.config.encoder_bits} if model.config.encoder_bits else {}),
         }
 
     def fill(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:

@@ -27,7 +27,8 @@ from .varlen_layout import LayoutMaker
 
 EPOCH_COLUMN = "mask_epoch"
 EVALUATION_EPOCH = -1  # which no training epoch has
-MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of chosen residues; the rest stay as they are
+MASK_SHARE = 0.8  # of chosen residues
+RANDOM_SHARE = 0.1  # of chosen residues; the rest stay as they are
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
@@ -111,7 +112,8 @@ class MaskedLMCollator:
             residue was chosen and -100 elsewhere. `token_type_ids` too where the tokenizer makes them for pairs, and
             `layout` (`BatchLayout`) where a speed-up reads it.
         """
-        (columns,), (tokenizer,) = self.columns.values(), self.tokenizers.values()
+        (columns,) = self.columns.values()
+        (tokenizer,) = self.tokenizers.values()
         parts = [[row[column] for row in features] for column in columns]
         keys = self._keys(features, list(zip(*parts)))
         batch = tokenizer(*self._crop(parts, keys[:, 0]))
@@ -130,7 +132,8 @@ class MaskedLMCollator:
 
     def count_tokens(self, dataset: object) -> np.ndarray:
         """Counts tokens of each row, special ones included, after the crop: (rows, 1), int64."""
-        (tokenizer,), residues = self.tokenizers.values(), np.array(row_lengths(dataset, self.columns), np.int64)
+        (tokenizer,) = self.tokenizers.values()
+        residues = np.array(row_lengths(dataset, self.columns), np.int64)
         return (np.minimum(residues, self.max_residues or residues) + tokenizer.template.num_special)[:, None]
 
     def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
