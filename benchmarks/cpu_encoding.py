@@ -25,7 +25,7 @@ from common import interleave, make_esm2, quartiles
 from safetensors.torch import save_file
 from torch import nn
 
-from hf_ext.models.kernels.packing import pack_encoders
+from hf_ext.models import pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu
 from hf_ext.speedups.fused_qkv import fuse_qkv

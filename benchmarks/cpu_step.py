@@ -25,8 +25,7 @@ import torch
 from common import PAD, interleave, make_esm2, quartiles, run_timed
 from torch.profiler import ProfilerActivity, profile
 
-from hf_ext.models.kernels.blocked_attention import flop_counter
-from hf_ext.models.kernels.packing import pack_encoders
+from hf_ext.models import flop_counter, pack_encoders
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import fuse_gelu, label_only
 from hf_ext.speedups.fused_qkv import fuse_qkv

@@ -18,7 +18,7 @@ from typing import Any
 
 from scale import measure
 
-from hf_ext.arguments.parser import parse_command
+from hf_ext.arguments import parse_command
 from hf_ext.doctor.command import DoctorArguments, guess_task
 from hf_ext.doctor.gather import gather
 from hf_ext.doctor.page import format_page

@@ -22,14 +22,12 @@ from common import run_timed
 from torch import nn
 from transformers import set_seed
 
-from hf_ext.arguments.parser import parse_command
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batches.tokenization import SequenceCollator
-from hf_ext.data.loading import load_data
-from hf_ext.models.affinity import AffinityModel, AffinityOutput
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
-from hf_ext.property.task import TASK
+from hf_ext.arguments import parse_command
+from hf_ext.data import DataArguments, SequenceCollator, load_data
+from hf_ext.models import AffinityModel
+from hf_ext.models.affinity import AffinityOutput
+from hf_ext.property import TASK, AffinityArguments, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.training_args import FastTrainingArguments
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "max_speed.py"

@@ -23,7 +23,7 @@ from common import interleave, quartiles
 from gpu_session import MODELS, build_model, build_tokenizer, draw_chains
 
 from hf_ext.hardware import Hardware, detect_hardware
-from hf_ext.models.kernels.packing import pack_encoders
+from hf_ext.models import pack_encoders
 from hf_ext.speedups.attention import set_attention
 
 NUM_ROWS = {"full": 1024, "toy": 12}

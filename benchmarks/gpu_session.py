@@ -29,7 +29,7 @@ import torch
 from common import make_esm2
 from transformers import EsmcConfig, EsmcForMaskedLM, EsmTokenizer
 
-from hf_ext.data.proteins import ESM_VOCABULARY
+from hf_ext.data import ESM_VOCABULARY
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.files import write_text
 from hf_ext.hardware import Hardware, detect_hardware

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hf_ext.text.tables import format_markdown_table
-from hf_ext.text.units import NOT_MEASURED
+from hf_ext.text import NOT_MEASURED, format_markdown_table
 
 SPEED = {
     "full_esm2": "ESM-2 650M, full",

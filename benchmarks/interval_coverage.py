@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.evaluation.resampling import MIN_UNITS, ResamplingUnits
-from hf_ext.evaluation.scores import compare_paired, score_predictions
+from hf_ext.evaluation import MIN_UNITS, ResamplingUnits, compare_paired, score_predictions
 
 HELD = (0.93, 0.97)
 LABEL = {"cluster": math.sqrt(0.6), "row": math.sqrt(0.4)}  # of unit variance, 60 % of it between clusters

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gpu_tables import parts_table, speed_table
 
-from hf_ext.text.tables import format_markdown_table as table
+from hf_ext.text import format_markdown_table as table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[list[str]]

@@ -25,11 +25,9 @@ import torch
 from common import SIZES, make_esm2
 from torch import nn
 
-from hf_ext.data.batches.varlen_layout import BatchLayout, VarlenLayout
-from hf_ext.memory.forecast import MemoryModel, TrainConfig
-from hf_ext.models.blocks import find_base_layers
-from hf_ext.models.kernels.packing import pack_encoders
-from hf_ext.models.lora import LoraSettings, narrow, wrap_with_lora
+from hf_ext.data import BatchLayout, VarlenLayout
+from hf_ext.memory import MemoryModel, TrainConfig
+from hf_ext.models import LoraSettings, find_base_layers, narrow, pack_encoders, wrap_with_lora
 from hf_ext.speedups.attention import set_attention
 from hf_ext.speedups.fused_layers import all_tokens, fuse_gelu
 

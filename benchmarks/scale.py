@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hf_ext.data.demo import make_demo_encoders
+from hf_ext.data import make_demo_encoders
 
 RESULT = Path(__file__).resolve().parent / "results" / "scale.json"
 AMINO_ACIDS, LENGTH = "ACDEFGHIKLMNPQRSTVWY", 120

@@ -19,10 +19,9 @@ from figures import FIGURES
 from measured import MEASURED, table
 
 from hf_ext.hardware import Hardware, describe_hardware
-from hf_ext.models.configuration import Training
-from hf_ext.models.families import FAMILIES, choose_encoder
-from hf_ext.models.kernels.packing import PACKED_FAMILIES
-from hf_ext.speedups import REGISTRY, Context, DataFacts, Decision, ModelFacts, find_speedup
+from hf_ext.models import FAMILIES, PACKED_FAMILIES, Training, choose_encoder
+from hf_ext.speedups import REGISTRY, Context, Decision, find_speedup
+from hf_ext.speedups.base import DataFacts, ModelFacts
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent

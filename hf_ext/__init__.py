@@ -3,53 +3,38 @@
 Names are imported when first used, so that `import hf_ext` costs nothing and changes nothing.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import Any
+from .faces import offer
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AffinityConfig": "models.configuration",
-    "AffinityModel": "models.affinity",
-    "AffinityPredictor": "property.predictor",
-    "AffinityTask": "property.task",
-    "AntibodyCollator": "data.batches.antibodies",
-    "AntibodyGenerator": "models.generation.model",
-    "EmbeddingStore": "embeddings.store",
-    "FastArgumentParser": "arguments.parser",
-    "FastSeq2SeqTrainer": "trainer",
-    "FastTrainer": "trainer",
-    "FastTrainingArguments": "training_args",
-    "GenerationTask": "generation.task",
-    "GeneratorConfig": "models.generation.configuration",
-    "PRESETS": "arguments.presets",
-    "MaskedLMCollator": "data.batches.masking",
-    "MaskedLMTask": "masked_lm.task",
-    "PairEncoder": "data.batches.antibodies",
-    "Plan": "plan",
-    "ResidueTokenizer": "data.batches.tokenization",
-    "Run": "tasks.running",
-    "SequenceCollator": "data.batches.tokenization",
-    "Task": "tasks",
-    "ThroughputCallback": "reporting.throughput",
-    "TokenBudgetBatchSampler": "data.batches.batching",
-    "detect_hardware": "hardware",
-    "exit_on_errors": "errors",
-    "make_plan": "plan",
-    "merged_copy": "models.lora",
-    "pack_encoders": "models.kernels.packing",
-    "swap_faesm": "models.kernels.faesm_bridge",
-}
-__all__ = sorted([*_HOMES, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'hf_ext' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+if TYPE_CHECKING:
+    from .arguments.parser import FastArgumentParser
+    from .arguments.presets import PRESETS
+    from .data.batches.antibodies import AntibodyCollator, PairEncoder
+    from .data.batches.batching import TokenBudgetBatchSampler
+    from .data.batches.masking import MaskedLMCollator
+    from .data.batches.tokenization import ResidueTokenizer, SequenceCollator
+    from .embeddings.store import EmbeddingStore
+    from .errors import exit_on_errors
+    from .generation.task import GenerationTask
+    from .hardware import detect_hardware
+    from .masked_lm.task import MaskedLMTask
+    from .models.affinity import AffinityModel
+    from .models.configuration import AffinityConfig
+    from .models.generation.configuration import GeneratorConfig
+    from .models.generation.model import AntibodyGenerator
+    from .models.kernels.faesm_bridge import swap_faesm
+    from .models.kernels.packing import pack_encoders
+    from .models.lora import merged_copy
+    from .plan import Plan, make_plan
+    from .property.predictor import AffinityPredictor
+    from .property.task import AffinityTask
+    from .reporting.throughput import ThroughputCallback
+    from .tasks.running import Run
+    from .tasks.task import Task
+    from .trainer import FastSeq2SeqTrainer, FastTrainer
+    from .training_args import FastTrainingArguments
+else:
+    __getattr__, __dir__, __all__ = offer(__name__, "__version__")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from . import __version__
-from .arguments.names import name_nearest
+from .arguments import name_nearest
 from .errors import ArgumentError, exit_on_errors
 from .files import CONFIGS, LAUNCHERS, TEMPLATES, list_shipped, shipped_folder
 from .startup import PROGRAM, quick_imports

@@ -8,26 +8,27 @@ from functools import partial
 
 from transformers import TrainerCallback
 
-from .data.batches.masking import MaskingEpochCallback
-from .processes.team import Team
-from .reporting.run_record import RunClockCallback
-from .reporting.speed_line import SpeedLine
-from .reporting.throughput import ThroughputCallback
-from .saving.exporter import Exporter
-from .saving.pusher import Pusher
-from .saving.resumer import Resumer
-from .saving.rotation import Retention
-from .saving.saver import Saver
-from .training.backends import Backend, choose_backend
-from .training.checks import Checks
-from .training.embedding_cache import EmbeddingCache, EmbeddingHost
-from .training.evaluation import Evaluator, MakeLoader, OnePass
-from .training.loaders import Loaders
-from .training.losses import Losses
-from .training.nan_guard import NanGuard
-from .training.planned import PlannedRun
-from .training.stop import Stopper
-from .training.watchers import CollapseAlarm, EarlyStopping
+from .data import MaskingEpochCallback
+from .processes import Team
+from .reporting import RunClockCallback, SpeedLine, ThroughputCallback
+from .saving import Exporter, Pusher, Resumer, Retention, Saver
+from .training import (
+    Backend,
+    Checks,
+    CollapseAlarm,
+    EarlyStopping,
+    EmbeddingCache,
+    EmbeddingHost,
+    Evaluator,
+    Loaders,
+    Losses,
+    MakeLoader,
+    NanGuard,
+    OnePass,
+    PlannedRun,
+    Stopper,
+    choose_backend,
+)
 
 
 @dataclass

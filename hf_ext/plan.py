@@ -17,10 +17,20 @@ from .files import write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .optional import installed_version
 from .processes import import_deepspeed
-from .speedups import Context, Costs, Decision, Run, Speedup, find_speedup
-from .speedups.base import KIND_NAMES, optimizer_name, recomputes
-from .speedups.facts import describe_data, describe_model
-from .text.tables import format_table
+from .speedups import (
+    KIND_NAMES,
+    Context,
+    Costs,
+    Decision,
+    Run,
+    Speedup,
+    describe_data,
+    describe_model,
+    find_speedup,
+    optimizer_name,
+    recomputes,
+)
+from .text import format_table
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 

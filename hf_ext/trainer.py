@@ -34,31 +34,38 @@ from transformers import (
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from .checkpoints.retention import Sizes
-from .checkpoints.run_lock import hold_folders
-from .checkpoints.store import CheckpointStore
-from .checkpoints.weights import load_weights
-from .data.batches.batching import RepeatedRows
+from .checkpoints import CheckpointStore, Sizes, hold_folders, load_weights
+from .data import RepeatedRows
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
-from .hub.push import HubError
-from .models.kernels.process_settings import replaced
+from .hub import HubError
+from .models import replaced
 from .parts import Parts, make_parts
 from .plan import Plan
-from .processes.team import release_group, share_group
-from .reporting.run_record import RunClockCallback
-from .reporting.throughput import ThroughputCallback
-from .text.progress import messages_above_bars, show_live
-from .training.backends import check_optimizer
-from .training.checks import check_training
-from .training.embedding_cache import Embedded, EmbeddingCache, encode_sequences
-from .training.evaluation import Given
-from .training.host import Rows
-from .training.loaders import naming_dead_workers, take_rows
-from .training.losses import Losses, LossFunction
-from .training.optimizers import finish_optimizer
-from .training.overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
-from .training.planned import plan_run, seed_process
-from .training.stop import Stopper, keep_from_workers
+from .processes import release_group, share_group
+from .reporting import RunClockCallback, ThroughputCallback
+from .text import messages_above_bars, show_live
+from .training import (
+    BATCHES,
+    EVALUATION_LOSS,
+    Embedded,
+    EmbeddingCache,
+    Given,
+    Losses,
+    LossFunction,
+    Rows,
+    Stopper,
+    check_optimizer,
+    check_training,
+    encode_sequences,
+    find_override,
+    find_own_loss,
+    finish_optimizer,
+    keep_from_workers,
+    naming_dead_workers,
+    plan_run,
+    seed_process,
+    take_rows,
+)
 from .training_args import FastTrainingArguments, complete_arguments
 
 logger = logging.getLogger(__name__)

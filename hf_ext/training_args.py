@@ -13,32 +13,30 @@ from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
-from .arguments.checks import (
+from .arguments import (
     COUNT,
     FINITE,
     NOT_NEGATIVE,
     NUM_WORKERS,
     SEED,
+    EvaluatingArguments,
+    LoraArguments,
     Range,
+    SavingArguments,
+    SpeedArguments,
+    StepArguments,
     check_choices,
     check_ranges,
     check_types,
     field_types,
     members,
+    preset_values,
     ranges_in_types,
-)
-from .arguments.presets import preset_values
-from .arguments.training_fields import (
-    EvaluatingArguments,
-    LoraArguments,
-    SavingArguments,
-    SpeedArguments,
-    StepArguments,
 )
 from .errors import ArgumentError
 from .optional import require
 from .processes import check_together, need_cpu_backend, need_gloo
-from .text.units import less_is_better
+from .text import less_is_better
 
 if TYPE_CHECKING:
     from transformers.trainer_pt_utils import AcceleratorConfig

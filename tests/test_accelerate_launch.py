@@ -13,7 +13,7 @@ from closeness import largest
 from launches import ONE_CPU, TWO_CPUS, Launch, run_recipe
 from safetensors.torch import load_file
 
-from hf_ext.data.demo import make_demo_encoders, make_demo_table
+from hf_ext.data import make_demo_encoders, make_demo_table
 from hf_ext.optional import installed_version
 
 ON_GPUS = pytest.mark.skipif(torch.accelerator.is_available(), reason="on GPUs: benchmarks/distributed_smoke.py")

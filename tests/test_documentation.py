@@ -35,7 +35,7 @@ from tables import PAGES as WITH_TABLES
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import hf_ext
-from hf_ext.arguments.presets import PRESETS
+from hf_ext.arguments import PRESETS
 from hf_ext.cli import COMMANDS
 from hf_ext.errors import ArgumentError, HfExtError
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from tqdm.auto import tqdm
 
 from hf_ext.errors import ArgumentError, MissingDependencyError, TrainingStopped, exit_on_errors
-from hf_ext.text.progress import start_run_log
+from hf_ext.text import start_run_log
 
 
 @pytest.mark.parametrize(("error", "status"), [(ArgumentError("no\nsuch"), 1), (TrainingStopped("stopped"), 75)])

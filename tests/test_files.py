@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from hf_ext import detect_hardware
-from hf_ext.arguments.config_file import read_config
+from hf_ext.arguments import read_config
 from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.comparing.running import find_finished
 from hf_ext.comparing.sides import CompareArguments, make_command, make_sides, read_launch
-from hf_ext.data.batches.tokenization import SequenceCollator
+from hf_ext.data import SequenceCollator
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.files import (
     CONFIGS,
@@ -39,11 +39,8 @@ from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.sampling import load_generator
 from hf_ext.heads.ensemble import read_config_of
 from hf_ext.plan import Plan
-from hf_ext.property.prediction_file import write_predictions
-from hf_ext.reporting import plot_loss
-from hf_ext.reporting.report import write_report
-from hf_ext.reporting.run_files import read_run
-from hf_ext.reporting.run_record import write_json
+from hf_ext.property import write_predictions
+from hf_ext.reporting import plot_loss, read_run, write_json, write_report
 
 # --- the disk ---------------------------------------------------------------------------------------------------------
 

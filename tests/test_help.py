@@ -12,9 +12,9 @@ import pytest
 
 from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.cli import COMMANDS
-from hf_ext.data.arguments import DataArguments
+from hf_ext.data import DataArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.property.arguments import AffinityArguments
+from hf_ext.property import AffinityArguments
 
 STOCK = "training arguments of transformers"
 SHARED = ["data", "model", "speed-ups", "training", "checkpoints", "evaluation", STOCK]

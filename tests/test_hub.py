@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import AutoModelForMaskedLM, EsmForSequenceClassification, TrainerCallback
 
-from hf_ext.checkpoints.finished_model import write_model_manifest
+from hf_ext.checkpoints import write_model_manifest
 from hf_ext.errors import ArgumentError, TrainingStopped
 from hf_ext.hub import HubError, model_files, push, push_folder
 from hf_ext.saving import pusher

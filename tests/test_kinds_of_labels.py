@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from hf_ext.data.arguments import DataArguments
+from hf_ext.data import DataArguments
 from hf_ext.evaluation.kinds import ROWS
 from hf_ext.labels import KINDS, TaskChoice
 from hf_ext.models.losses import LOSSES

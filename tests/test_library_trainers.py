@@ -17,7 +17,7 @@ import torch
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import Trainer, TrainingArguments
 
-from hf_ext.checkpoints.manifest import verify
+from hf_ext.checkpoints import verify
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -12,11 +12,10 @@ from run_outcomes import losses, same_tensors, trained_weights
 from safetensors.torch import load_file, save_file
 from transformers import EsmForSequenceClassification, default_data_collator
 
-from hf_ext.checkpoints.finished_model import check_model
-from hf_ext.data.batches.tokenization import SequenceCollator
+from hf_ext.checkpoints import check_model
+from hf_ext.data import SequenceCollator
 from hf_ext.errors import CheckpointError
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.lora import has_adapters
+from hf_ext.models import AffinityModel, has_adapters
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -17,8 +17,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import hf_ext
-from hf_ext.arguments.parser import parse_command
-from hf_ext.property.task import TASK
+from hf_ext.arguments import parse_command
+from hf_ext.property import TASK
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parent.parent

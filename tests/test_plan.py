@@ -10,11 +10,11 @@ from tiny_generators import TINY, make_on_encoder
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.encoders import read_encoder
-from hf_ext.models.lora import LoraSettings
+from hf_ext.models import LoraSettings, read_encoder
 from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
-from hf_ext.speedups import REGISTRY, Context, DataFacts, find_speedup
-from hf_ext.speedups.facts import describe_model, padding_share
+from hf_ext.speedups import REGISTRY, Context, describe_model, find_speedup
+from hf_ext.speedups.base import DataFacts
+from hf_ext.speedups.facts import padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_ext.data.batches.tokenization import SequenceCollator
+from hf_ext.data import SequenceCollator
 from hf_ext.errors import HfExtError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.steps import build_model, build_tokenizer
-from hf_ext.models.encoders import load_encoder, load_tokenizer, read_encoder
-from hf_ext.models.lora import LoraSettings
+from hf_ext.models import LoraSettings, load_encoder, load_tokenizer, read_encoder
 
 
 class Payload:

@@ -19,8 +19,7 @@ from locations import ROOT
 
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
 from hf_ext.finished.evaluate import main
-from hf_ext.property.prediction_file import write_predictions
-from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property import AffinityPredictor, write_predictions
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 GENERATOR = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 import pytest
 from recipe_runs import ALONE, run
 
-from hf_ext.data.demo import make_demo_pairs
+from hf_ext.data import make_demo_pairs
 
 pytestmark = pytest.mark.nightly
 # The demo's model, by flags.

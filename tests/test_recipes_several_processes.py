@@ -9,7 +9,7 @@ import torch
 from launches import ONE_CPU, RECIPES, TWO_CPUS, clean_environment, run_recipe
 
 from hf_ext.cli import COMMANDS
-from hf_ext.data.demo import make_demo_table
+from hf_ext.data import make_demo_table
 from hf_ext.errors import ArgumentError
 
 ALONE = {

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from hf_ext.arguments.parser import parse_command
+from hf_ext.arguments import parse_command
 from hf_ext.errors import DataError
-from hf_ext.models.families import limit_of_positions
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.tasks.running import plots_if_possible
+from hf_ext.models import limit_of_positions
+from hf_ext.property import AffinityArguments
+from hf_ext.tasks import plots_if_possible
 from hf_ext.training_args import FastTrainingArguments
 
 

@@ -25,11 +25,7 @@ from transformers import (
 )
 
 from hf_ext.errors import ArgumentError, PlanRefused
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.encoders import read_encoder
-from hf_ext.models.generation.configuration import GeneratorConfig
-from hf_ext.models.generation.model import AntibodyGenerator
-from hf_ext.models.lora import LoraSettings
+from hf_ext.models import AffinityModel, AntibodyGenerator, GeneratorConfig, LoraSettings, read_encoder
 from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ..data.splits import draw_rows
-from ..evaluation._arrays import FloatArray
-from ..evaluation.kinds import metrics_of, rows_for
+from ..data import draw_rows
+from ..evaluation import FloatArray, metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
 from .ridge import LETTERS, RidgeBaseline

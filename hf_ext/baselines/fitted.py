@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..data.batches.batching import batches_by_tokens
-from ..data.batches.tokenization import SequenceCollator
-from ..data.columns import FloatArray, label_array, read_columns
-from ..data.splits import draw_rows
-from ..embeddings.dataset import factorize, join_parts, take_rows
-from ..embeddings.encode import encode_finite
+from ..data import FloatArray, SequenceCollator, batches_by_tokens, draw_rows, label_array, read_columns
+from ..embeddings import encode_finite, factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
-from ..models.affinity import AffinityModel, in_float32
-from ..models.configuration import build_config
-from ..speedups.base import Run
-from ..speedups.encoder_precision import halve_encoders
-from ..text.units import capitalize
-from ..training.embedding_cache import encode_sequences
+from ..models import AffinityModel, build_config, in_float32
+from ..speedups import Run, halve_encoders
+from ..text import capitalize
+from ..training import encode_sequences
 from .by_kind import NearestBaseline, make_linear, predict_constant
 from .partners import find_partner, predict_by_partner
 from .ridge import SequenceFeatures, predict_group_means

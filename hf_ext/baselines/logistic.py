@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.splits import draw_rows
-from ..evaluation._arrays import FloatArray
-from ..evaluation.class_metrics import find_shares
-from ..evaluation.kinds import rows_for
+from ..data import draw_rows
+from ..evaluation import FloatArray, find_shares, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .ridge import chunks, principal_axes
 
@@ -57,7 +55,7 @@ def fit_logistic(
     """
     import torch  # here, since scores need none of it
 
-    from ..models.losses import class_losses
+    from ..models import class_losses
 
     mean, axes, variances = principal_axes(features, standardize)
     most = max(MIN_AXES, MAX_WORK // (len(labels) * num_outputs))

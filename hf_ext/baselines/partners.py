@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evaluation._arrays import FloatArray, places_of
+from ..evaluation import FloatArray, places_of
 from .ridge import Columns, RidgeBaseline
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.columns import read_columns
-from ..data.splits import draw_rows
+from ..data import draw_rows, read_columns
 from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
 from .fitted import Baselines, fit_baselines, sample_rows
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..evaluation._arrays import FloatArray, as_column, as_groups, count_not_finite
+from ..evaluation import FloatArray, as_column, as_groups, count_not_finite
 
 # Relative to the mean eigenvalue of the standardised features (which is 1): from next to none to next to constant.
 DEFAULT_LAMBDAS = tuple(float(value) for value in np.logspace(-6, 4, 41))

@@ -1,1 +1,56 @@
 """Checkpoints that survive being killed, and continue exactly."""
+
+from typing import TYPE_CHECKING
+
+from ..faces import offer
+
+if TYPE_CHECKING:
+    from .compare import STEP_SIZE, compare_runs, describe_run, refuse, refuse_asked
+    from .finished_model import (
+        CONFIG,
+        MODEL_MANIFEST,
+        TOKENIZER,
+        WEIGHTS,
+        check_finite,
+        check_model,
+        find_model,
+        not_finite,
+        open_model,
+        write_model_manifest,
+    )
+    from .manifest import (
+        CHECKPOINT_NAME,
+        PROGRESS,
+        Stored,
+        check_unlisted,
+        hash_file,
+        is_folder,
+        is_ours,
+        read_json,
+        verify,
+    )
+    from .mirror import MirroredStore
+    from .retention import (
+        GB,
+        SMALL_FILES_BYTES,
+        Entry,
+        Sizes,
+        bound_sizes,
+        check_budget,
+        needed_bytes,
+        read_policy,
+        steps_beyond_limit,
+        steps_for_room,
+    )
+    from .run_lock import check_folder, find_other_run, hold_folders, local_folder, make_folder, run_folder
+    from .store import STAGING, CheckpointStore
+    from .weights import (
+        export_bytes,
+        keep_source_digests,
+        load_weights,
+        name_some,
+        save_checkpoint_weights,
+        save_weights,
+    )
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

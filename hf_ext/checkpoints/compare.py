@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
 
-from ..arguments.training_fields import training_names
-from ..data.fingerprint import compare_fingerprints, fingerprint
+from ..arguments import training_names
+from ..data import compare_fingerprints, fingerprint
 from ..errors import ArgumentError, CheckpointError
-from ..evaluation.row_metrics import RowMetrics
-from ..models.lora import unwrap_peft
+from ..evaluation import RowMetrics
+from ..models import unwrap_peft
 from .free_to_differ import FREE_TO_DIFFER
 from .manifest import CHECKPOINT_NAME, read_stored
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..data.batches.tokenization import INPUTS_NAME
+from ..data import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
 from ..pretrained import fetch_folder, reading
 from .manifest import Manifest, check_files, hash_file

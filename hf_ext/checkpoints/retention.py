@@ -18,7 +18,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from ..errors import ArgumentError
-from ..memory.stored import optimizer_bytes
+from ..memory import optimizer_bytes
 from .weights import weights_bytes
 
 GB = 10**9

@@ -17,7 +17,7 @@ from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from ..errors import FolderError
 from ..files import is_disk_failure
-from ..processes.team import do_on_main
+from ..processes import do_on_main
 from .compare import refuse_asked
 from .finished_model import MODEL_MANIFEST, WEIGHTS
 

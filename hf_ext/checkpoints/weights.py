@@ -30,9 +30,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
-from ..models.affinity import AffinityModel
-from ..models.configuration import AffinityConfig
-from ..models.lora import unwrap_peft
+from ..models import AffinityConfig, AffinityModel, unwrap_peft
 from .manifest import read_json
 
 TRAINABLE = "trainable.safetensors"

@@ -26,13 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..arguments.parser import FastArgumentParser
+from ..arguments import FastArgumentParser
 from ..errors import show_text
 from ..files import write_text
 from ..processes import refuse_several
-from ..reporting.run_record import write_json
-from ..text.progress import start_run_log
-from ..text.units import NOT_MEASURED
+from ..reporting import write_json
+from ..text import NOT_MEASURED, start_run_log
 from .measures import common_unit, compare_values, describe_side, final_loss, find_metric, paired_ratio, round_rates
 from .report import format_comparison
 from .running import SideRun, run_all, run_child

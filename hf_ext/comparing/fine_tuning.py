@@ -10,20 +10,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..arguments.config_file import read_config
-from ..arguments.names import name_nearest
-from ..arguments.parser import FastArgumentParser
-from ..arguments.presets import PRESETS
-from ..data.arguments import DataArguments
+from ..arguments import PRESETS, FastArgumentParser, name_nearest, read_config
+from ..data import DataArguments
 from ..errors import ArgumentError
-from ..evaluation.kinds import metrics_of
-from ..finished.comparing import compare, format_difference, load_test
-from ..property.arguments import EvaluateArguments
-from ..property.prediction_file import read_predictions
-from ..property.results import PREDICTIONS, baseline_file
-from ..property.task import TASK
-from ..text import units
-from ..text.tables import format_markdown_table
+from ..evaluation import metrics_of
+from ..finished import compare, format_difference, load_test
+from ..property import PREDICTIONS, TASK, EvaluateArguments, baseline_file, read_predictions
+from ..text import format_markdown_table, units
 from .running import ChildFailed, SideRun, run_child
 from .sides import CompareArguments, Role, Side, make_command, number_names
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..text.tables import format_markdown_table
-from ..text.units import MISSING, NOT_MEASURED, rounded, seconds, share
+from ..text import MISSING, NOT_MEASURED, format_markdown_table, rounded, seconds, share
 
 
 def format_comparison(result: Mapping[str, Any]) -> str:

@@ -16,11 +16,10 @@ from typing import Any
 
 import psutil
 
-from ..checkpoints.run_lock import find_other_run
+from ..checkpoints import find_other_run
 from ..errors import ArgumentError, HfExtError
 from ..files import write_text
-from ..reporting.record import PlanRecord, RunRecord, Throughput, from_json
-from ..reporting.run_files import read_object, read_record
+from ..reporting import PlanRecord, RunRecord, Throughput, from_json, read_object, read_record
 from .sides import Side
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import yaml
 
-from ..arguments.presets import PRESETS
-from ..arguments.training_fields import option
+from ..arguments import PRESETS, option
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, find_shipped
-from ..reporting.record import PlanRecord
+from ..reporting import PlanRecord
 
 Role = Literal["baseline", "optimized", "without", "frozen", "lora", "full"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")

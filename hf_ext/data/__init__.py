@@ -1,1 +1,57 @@
 """Data: from files and Hub datasets to clean, labelled and split rows; every refusal names file, row and column."""
+
+from typing import TYPE_CHECKING
+
+from ..faces import offer
+
+if TYPE_CHECKING:
+    from .arguments import SPLIT_CLUSTER, DataArguments, LabelledArguments, ReadingArguments, TooLong
+    from .batches.antibodies import (
+        ANTIGEN_TOKENIZER,
+        BOS_ID,
+        EOS_ID,
+        PAD_ID,
+        SEP_ID,
+        UNKNOWN_ID,
+        VOCABULARY,
+        AntibodyCollator,
+        AntibodyPair,
+        PairEncoder,
+        StatesOf,
+        decode_pair,
+    )
+    from .batches.batching import (
+        EvenBatchSampler,
+        LengthGroupedSampler,
+        RepeatedRows,
+        TokenBudgetBatchSampler,
+        batches_by_tokens,
+        count_tokens,
+    )
+    from .batches.masking import EPOCH_COLUMN, MaskedLMCollator, MaskingEpochCallback, mark_evaluation, splitmix64
+    from .batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
+    from .batches.tokenization import INPUTS_NAME, ResidueTokenizer, SequenceCollator, check_inputs
+    from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels
+    from .columns import (
+        FloatArray,
+        as_dataset,
+        column_names,
+        has_numbered_rows,
+        label_array,
+        read_bounds,
+        read_columns,
+        reads_text,
+        row_lengths,
+    )
+    from .demo import make_demo_encoders, make_demo_pairs, make_demo_table
+    from .fingerprints import compare_fingerprints, fingerprint, kept_random_states
+    from .formats import irregular_kind
+    from .loading import LoadedData, check_labels, load_data, load_sequences
+    from .near_copies import kmer_cosines, nearest_identities
+    from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, clean_chains, judge_sequence
+    from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
+    from .row_errors import REJECTED_FILE, REJECTED_HEADER, format_errors
+    from .split_report import find_missing, leak_report
+    from .splits import draw_rows
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..arguments.checks import COUNT, SEED, check_choices, check_ranges, ranges_in_types
-from ..arguments.training_fields import option
+from ..arguments import COUNT, SEED, check_choices, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 from ..labels import STREAMED, TaskChoice
 

@@ -12,9 +12,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
-from ..labels import LabelKind, Number
-from ..labels.cells import Judged
-from ..labels.columns import LabelTable, RowError, as_array, as_text, judge_cells
+from ..labels import Judged, LabelKind, LabelTable, Number, RowError, as_array, as_text, judge_cells
 from .arguments import DataArguments
 from .columns import check_columns, read_table
 from .proteins import clean_chains

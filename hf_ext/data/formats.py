@@ -20,8 +20,7 @@ from datasets import Features
 
 from ..errors import DataError
 from ..files import parse_json
-from ..labels.cells import shorten
-from ..labels.columns import as_array
+from ..labels import as_array, shorten
 from .columns import check_columns, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -9,11 +9,18 @@ from typing import Any
 import pyarrow as pa
 
 from ..errors import ArgumentError
-from ..labels import LabelKind, make_kind
-from ..labels.cells import is_missing, shorten, show_names, write_name
-from ..labels.columns import as_text
-from ..labels.facts import NUM_SEEN
-from ..labels.rules import STREAM_TASK, choose_task
+from ..labels import (
+    NUM_SEEN,
+    STREAM_TASK,
+    LabelKind,
+    as_text,
+    choose_task,
+    is_missing,
+    make_kind,
+    shorten,
+    show_names,
+    write_name,
+)
 from .arguments import DataArguments
 from .columns import check_columns, read_table
 from .reading import SOURCE_ROW, Part

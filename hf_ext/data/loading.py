@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict, concatenate_datasets
 
 from ..errors import ArgumentError, DataError
-from ..labels import LabelKind, Number
-from ..labels.columns import as_text
+from ..labels import LabelKind, Number, as_text
 from .arguments import DataArguments
 from .cleaning import RowSchema, clean_stream
 from .columns import as_dataset, read_table

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..labels.cells import NUMBER, Judged, is_missing
-from ..labels.columns import RowError, judge_cells
+from ..labels import NUMBER, Judged, RowError, is_missing, judge_cells
 from .arguments import DataArguments
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"

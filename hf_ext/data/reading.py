@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, load_dat
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from ..errors import DataError
-from ..labels.columns import as_text
+from ..labels import as_text
 from .columns import as_dataset, check_columns
 from .formats import DELIMITERS, FASTA_SUFFIXES, SUFFIXES, file_format, iter_tables
 from .splits import SPLITS, canonical_split

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import write_cell
-from ..labels.columns import RowError
+from ..labels import RowError
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]

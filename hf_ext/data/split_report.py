@@ -15,8 +15,7 @@ import pandas as pd
 from datasets import Dataset, DatasetDict
 
 from ..errors import DataError
-from ..labels import LabelKind
-from ..labels.cells import shorten
+from ..labels import LabelKind, shorten
 from .columns import column_names
 from .near_copies import has_near
 

@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..labels.columns import distinct
+from ..labels import distinct
 from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
 from .columns import as_dataset, factorize
 from .formats import read_lines

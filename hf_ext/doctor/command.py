@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import yaml
 from transformers.utils.logging import disable_progress_bar
 
-from ..arguments.parser import parse_command
-from ..arguments.training_fields import option
+from ..arguments import option, parse_command
 from ..errors import ArgumentError, show_text
 from ..files import CONFIGS, find_shipped
 from ..tasks import TASKS, Task, find_task

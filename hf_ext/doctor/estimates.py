@@ -13,15 +13,12 @@ import torch
 from torch import nn
 
 from .. import speedups
-from ..checkpoints.retention import SMALL_FILES_BYTES, Sizes, bound_sizes, needed_bytes, read_policy
-from ..checkpoints.weights import export_bytes
+from ..checkpoints import SMALL_FILES_BYTES, Sizes, bound_sizes, export_bytes, needed_bytes, read_policy
 from ..hardware import Hardware
-from ..memory.forecast import MemoryModel
-from ..memory.report import MemoryReport, report_memory
+from ..memory import MemoryModel, MemoryReport, report_memory
 from ..plan import Plan
-from ..speedups import Costs
-from ..speedups.precision import best_precision
-from ..tasks.sketch import Part, Span, Stage, Step
+from ..speedups import Costs, best_precision
+from ..tasks import Part, Span, Stage, Step
 
 # Share of the published dense peak that whole encoders reach. Assumed but for one point (frozen ESM-2 650M and ESM C
 # 300M on an H100: 0.21): wide ones as in PaLM (46 %, arXiv:2204.02311, table 3) down to what plain PyTorch reaches;

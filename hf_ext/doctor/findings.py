@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..checkpoints.retention import GB, check_budget, read_policy
+from ..checkpoints import GB, check_budget, read_policy
 from ..errors import ArgumentError
-from ..memory.report import MemoryReport
+from ..memory import MemoryReport
 from ..optional import installed_version
-from ..speedups.base import optimizer_name
-from ..speedups.encoder_precision import asked_bits
-from ..speedups.optimizers import BITSANDBYTES
-from ..tasks.sketch import Finding
+from ..speedups import BITSANDBYTES, asked_bits, optimizer_name
+from ..tasks import Finding
 from .gather import Facts, usable_memory
 from .machine import COLAB_DRIVE
 

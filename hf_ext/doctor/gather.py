@@ -10,15 +10,11 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.compare import refuse_asked
-from ..checkpoints.retention import Sizes
-from ..checkpoints.run_lock import check_folder
-from ..memory.report import MemoryReport
-from ..memory.stored import WEIGHT_BYTES
+from ..checkpoints import Sizes, check_folder, refuse_asked
+from ..memory import WEIGHT_BYTES, MemoryReport
 from ..plan import Plan, make_plan
-from ..reporting.throughput import peak_bytes
-from ..tasks import Task
-from ..tasks.sketch import Sketch, Span, Stage
+from ..reporting import peak_bytes
+from ..tasks import Sketch, Span, Stage, Task
 from .estimates import Schedule, Times, estimate_times, make_schedule, predict_disk, predict_memory
 from .machine import Machine, Package, read_machine, read_packages
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from ..checkpoints.retention import GB
-from ..memory.report import MemoryReport, format_memory
-from ..models.configuration import Training
-from ..models.families import choose_encoder
-from ..speedups.precision import best_precision
-from ..tasks.sketch import Finding
-from ..text import units
-from ..text.tables import format_table
+from ..checkpoints import GB
+from ..memory import MemoryReport, format_memory
+from ..models import Training, choose_encoder
+from ..speedups import best_precision
+from ..tasks import Finding
+from ..text import format_table, units
 from .estimates import row_flops
 from .findings import would_run
 from .gather import Facts

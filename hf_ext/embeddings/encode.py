@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from ..memory.out_of_memory import DidNotFit, attempt
-from ..text.progress import is_watched
+from ..memory import DidNotFit, attempt
+from ..text import is_watched
 from .store import EmbeddingStore, find_not_finite, name_sequences, refuse_not_finite
 
 logger = logging.getLogger(__name__)

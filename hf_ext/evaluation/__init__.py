@@ -1,21 +1,28 @@
 """Metrics, scores with intervals, baselines, a verdict, alarms. Nothing is imported before its first use."""
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "METRIC_NAMES": "evaluate_metrics",
-    "RowMetrics": "row_metrics",
-    "collapse_report": "kinds",
-    "judge": "verdict",
-    "label_audit": "alarms",
-    "load_metric": "evaluate_metrics",
-    "score_predictions": "scores",
-}
-__all__ = [*_HOMES]
+from ..faces import offer
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from ._arrays import FloatArray, as_column, as_groups, as_pair, count_not_finite, places_of
+    from .alarms import label_audit
+    from .class_metrics import find_shares
+    from .evaluate_metrics import METRIC_NAMES, load_metric
+    from .kinds import collapse_report, metrics_of, rows_for
+    from .metrics import HIT_METRICS, PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, MetricValue, Summed
+    from .requirements import (
+        Requirement,
+        check_requirements,
+        describe_failed,
+        format_checked,
+        parse_requirements,
+        raise_failed,
+    )
+    from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
+    from .row_metrics import ChosenRows, RowMetrics, choose_rows, unpack_labelled
+    from .scores import PairedComparison, Score, compare_paired, make_score, score_mean, score_predictions
+    from .stopping_rule import StoppingDecision, StoppingRule
+    from .verdict import CONSTANT, CONSTANTS, MODEL, Verdict, find_hardest, judge, judge_pair
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

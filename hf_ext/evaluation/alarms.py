@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..labels.cells import show_names
+from ..labels import show_names
 from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
 from .metrics import MetricValue
 

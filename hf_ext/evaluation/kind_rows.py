@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DataError
-from ..labels import UNKNOWN, LabelKind
-from ..labels.outputs import Outputs
+from ..labels import UNKNOWN, LabelKind, Outputs
 from ._arrays import Array, FloatArray, IntArray, to_numpy
 from .alarms import Examined
 from .class_metrics import find_shares

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from .. import labels
 from ..errors import DataError
-from ..labels import UNKNOWN, LabelKind, Number
-from ..labels.outputs import Outputs
+from ..labels import UNKNOWN, LabelKind, Number, Outputs
 from ._arrays import Array, FloatArray, IntArray
 from .alarms import Examined, examine_probabilities
 from .class_metrics import (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..labels.outputs import Outputs
-from ..text.units import format_cell
+from ..labels import Outputs
+from ..text import format_cell
 from ._arrays import Array, FloatArray, IntArray, as_pair
 from .alarms import Examined, examine_numbers, label_audit
 from .kind_rows import KindRows, Known

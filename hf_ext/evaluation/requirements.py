@@ -8,12 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..arguments.names import name_nearest
+from ..arguments import name_nearest
 from ..errors import ArgumentError, RequirementsFailed
-from ..labels.cells import NUMBER
-from ..reporting.scores import REQUIRED_HEADERS, required_rows
-from ..text.tables import format_table
-from ..text.units import format_cell, is_finite, less_is_better
+from ..labels import NUMBER
+from ..reporting import REQUIRED_HEADERS, required_rows
+from ..text import format_cell, format_table, is_finite, less_is_better
 from .metrics import THRESHOLD_METRICS
 
 # A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.columns import column_names, has_numbered_rows, read_columns
+from ..data import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number
 from ._arrays import Array, FloatArray, IntArray, as_column, as_groups, count_not_finite, to_numpy

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 from ..labels import LabelKind
-from ..text.units import less_is_better
+from ..text import less_is_better
 from ._arrays import FloatArray
 from .kinds import metrics_of, rows_for
 from .metrics import (

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..labels import KINDS, LabelKind, Number
-from ..text.units import metric_name
+from ..text import metric_name
 from ._arrays import FloatArray, as_pair
 from .kinds import metrics_of, rows_for
 from .metrics import ERRORS, Regression, at_limits, is_ratio

@@ -12,26 +12,23 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from ..data.arguments import SPLIT_CLUSTER, DataArguments
-from ..data.columns import label_array, read_bounds
-from ..data.loading import load_sequences
-from ..data.reading import SOURCE_ROW
-from ..data.row_errors import REJECTED_FILE
+from ..data import REJECTED_FILE, SOURCE_ROW, SPLIT_CLUSTER, DataArguments, label_array, load_sequences, read_bounds
 from ..errors import ArgumentError, DataError
-from ..evaluation import collapse_report
-from ..evaluation.requirements import Requirement, check_requirements, describe_failed, format_checked
-from ..evaluation.resampling import ResamplingUnits, unit_facts
-from ..evaluation.scores import compare_paired
-from ..evaluation.verdict import judge_pair
+from ..evaluation import (
+    Requirement,
+    ResamplingUnits,
+    check_requirements,
+    collapse_report,
+    compare_paired,
+    describe_failed,
+    format_checked,
+    judge_pair,
+    unit_facts,
+)
 from ..labels import LABEL, LabelKind
-from ..property.describing import find_kind
-from ..property.measure import scored_names
-from ..property.prediction_file import BOUND_SIGNS
-from ..property.rows import check_threshold, describe_units
-from ..property.scoring import LIMITS_NOTE, Compared
-from ..reporting.run_files import read_run
-from ..text import units
-from ..text.tables import format_table
+from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_units, find_kind, scored_names
+from ..reporting import read_run
+from ..text import format_table, units
 
 FloatArray = NDArray[np.float64]
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments.parser import parse_command
-from ..arguments.training_fields import PredictingArguments
-from ..data.arguments import LabelledArguments
-from ..property.arguments import EvaluateArguments
+from ..arguments import PredictingArguments, parse_command
+from ..data import LabelledArguments
+from ..property import EvaluateArguments
 from ..startup import quick_imports
 
 

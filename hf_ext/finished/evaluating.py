@@ -10,27 +10,26 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..arguments.training_fields import PredictingArguments
-from ..baselines.fitted import columns_of
-from ..checkpoints.finished_model import find_model
-from ..checkpoints.run_lock import make_folder
-from ..data.arguments import DataArguments, LabelledArguments, TooLong
-from ..data.batches.tokenization import SequenceCollator, check_inputs
+from ..arguments import PredictingArguments
+from ..baselines import columns_of
+from ..checkpoints import find_model, make_folder
+from ..data import DataArguments, LabelledArguments, SequenceCollator, TooLong, check_inputs
 from ..errors import ArgumentError
-from ..evaluation.kinds import metrics_of
-from ..evaluation.requirements import parse_requirements, raise_failed
-from ..evaluation.row_metrics import unpack_labelled
+from ..evaluation import metrics_of, parse_requirements, raise_failed, unpack_labelled
 from ..files import parse_json
 from ..labels import LABEL, LabelKind
-from ..property.arguments import EvaluateArguments
-from ..property.measure import scored_names
-from ..property.prediction_file import read_predictions
-from ..property.predictor import check_predictions, load_model, predicting, training_arguments
-from ..property.scoring import RANKING_NOTE
-from ..reporting.data_section import describe_unread
-from ..reporting.record import RunRecord, from_json
-from ..reporting.run_record import write_json
-from ..text.progress import LOGGER, start_run_log
+from ..property import (
+    RANKING_NOTE,
+    EvaluateArguments,
+    check_predictions,
+    load_model,
+    predicting,
+    read_predictions,
+    scored_names,
+    training_arguments,
+)
+from ..reporting import RunRecord, describe_unread, from_json, write_json
+from ..text import LOGGER, start_run_log
 from ..training_args import FastTrainingArguments
 from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..arguments.parser import parse_command
-from ..arguments.training_fields import PredictingArguments
-from ..data.arguments import ReadingArguments
-from ..property.arguments import PredictArguments
+from ..arguments import PredictingArguments, parse_command
+from ..data import ReadingArguments
+from ..property import PredictArguments
 from ..startup import quick_imports
 
 

@@ -7,20 +7,35 @@ from pathlib import Path
 
 import numpy as np
 
-from ..arguments.training_fields import PredictingArguments
-from ..baselines.fitted import columns_of
-from ..checkpoints.finished_model import find_model
-from ..data.arguments import DataArguments, ReadingArguments
-from ..data.batches.tokenization import SequenceCollator, check_inputs
-from ..data.loading import load_sequences
-from ..data.reading import SOURCE_ROW, peek_columns
+from ..arguments import PredictingArguments
+from ..baselines import columns_of
+from ..checkpoints import find_model
+from ..data import (
+    SOURCE_ROW,
+    DataArguments,
+    ReadingArguments,
+    SequenceCollator,
+    check_inputs,
+    load_sequences,
+    peek_columns,
+)
 from ..errors import ArgumentError
-from ..heads.intervals import describe_basis, half_width
-from ..property.arguments import PredictArguments
-from ..property.prediction_file import HIGH, LOW, find_output, find_rejected, refuse_added, write_predictions
-from ..property.predictor import check_predictions, load_model, predicting, training_arguments
-from ..reporting.data_section import describe_unread
-from ..text.progress import start_run_log
+from ..heads import describe_basis, half_width
+from ..property import (
+    HIGH,
+    LOW,
+    PredictArguments,
+    check_predictions,
+    find_output,
+    find_rejected,
+    load_model,
+    predicting,
+    refuse_added,
+    training_arguments,
+    write_predictions,
+)
+from ..reporting import describe_unread
+from ..text import start_run_log
 
 
 def predict_table(

@@ -19,20 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arguments.parser import parse_command
-from ..checkpoints.finished_model import check_finite
-from ..checkpoints.manifest import CHECKPOINT_NAME, is_folder, is_ours, verify
-from ..checkpoints.weights import name_some
-from ..data.arguments import DataArguments
+from ..arguments import parse_command
+from ..checkpoints import CHECKPOINT_NAME, check_finite, is_folder, is_ours, name_some, verify
+from ..data import DataArguments
 from ..errors import ArgumentError, CheckpointError
 from ..files import used_bytes
-from ..models.affinity import AffinityModel
-from ..models.configuration import build_config
+from ..models import AffinityModel, build_config
 from ..processes import refuse_several
-from ..property.arguments import AffinityArguments
-from ..property.building import build_collator, model_settings, read_towers, settle_training
-from ..speedups.lora import lora_settings
-from ..text.tables import format_table
+from ..property import AffinityArguments, build_collator, model_settings, read_towers, settle_training
+from ..speedups import lora_settings
+from ..text import format_table
 from ..training_args import FastTrainingArguments
 
 WEIGHT_KEYS = ("model_state_dict", "state_dict", "model")

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..arguments.checks import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges
-from ..arguments.training_fields import option
+from ..arguments import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges, option
 from ..errors import ArgumentError
 from ..files import parse_json
-from ..models.generation import configuration
+from ..models import GENERATOR_RANGES
 from .judging.discriminator import THRESHOLD
 from .sampling import RANGES, TEMPERATURE
 from .stages import GATES, STAGES, describe_gates
@@ -19,7 +18,7 @@ SHAPE = ("d_model", "d_ff", "hidden_size", "num_heads", "num_encoder_layers", "n
 # Only act with this architecture.
 BELONGS = {"antigen_encoder_revision": "esm", "encoder_training": "esm", "save_full": "esm", "attend": "lstm"}
 _RANGES = {
-    **{name: configuration.RANGES[name] for name in (*SHAPE, "dropout", "unknown_affinity_dropout")},
+    **{name: GENERATOR_RANGES[name] for name in (*SHAPE, "dropout", "unknown_affinity_dropout")},
     **{name: RANGES[name] for name in ("temperature", "top_p")},
     **dict.fromkeys(("max_validation_samples", "num_judged", "num_reproduced"), COUNT),
     "num_epoch_samples": NOT_NEGATIVE,

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ..data.batches.antibodies import AntibodyCollator, PairEncoder, StatesOf
-from ..data.batches.tokenization import ResidueTokenizer
-from ..data.demo import make_demo_pairs
-from ..embeddings.dataset import StateTable
-from ..embeddings.encode import SHARD_STATES, fill_store
-from ..embeddings.store import EmbeddingStore
+from ..data import AntibodyCollator, PairEncoder, ResidueTokenizer, StatesOf, make_demo_pairs
+from ..embeddings import SHARD_STATES, EmbeddingStore, StateTable, fill_store
 from ..errors import ArgumentError
-from ..models.encoders import load_tokenizer, read_encoder
-from ..models.families import limit_of_positions
-from ..models.generation.configuration import GeneratorConfig
-from ..models.generation.esm import state_encoder, state_key
-from ..models.generation.model import AntibodyGenerator
-from ..speedups.lora import lora_settings
+from ..models import (
+    AntibodyGenerator,
+    GeneratorConfig,
+    limit_of_positions,
+    load_tokenizer,
+    read_encoder,
+    state_encoder,
+    state_key,
+)
+from ..speedups import lora_settings
 from .arguments import GeneratorArguments
 from .preparing import PairData
 from .rows import AntibodyRows

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..evaluation.verdict import MODEL
-from ..reporting.page import PLACEHOLDER, Block, Code, Page, Points, Table, Text
-from ..reporting.record import RunRecord, SplitRecord, from_json
-from ..reporting.scores import score_numbers
-from ..text import units
-from ..text.units import capitalize, is_finite
+from ..evaluation import MODEL
+from ..reporting import (
+    PLACEHOLDER,
+    Block,
+    Code,
+    Page,
+    Points,
+    RunRecord,
+    SplitRecord,
+    Table,
+    Text,
+    from_json,
+    score_numbers,
+)
+from ..text import capitalize, is_finite, units
 
 EXAMPLE = "MKTAYIAKQRQISFVKSHFSRQLEE"  # made up
 RECOVERY = "cdr3_recovery"

@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from ..data.arguments import SPLIT_CLUSTER, DataArguments
-from ..data.columns import column_names
-from ..data.loading import check_labels, load_data
-from ..data.reading import local_files
-from ..data.split_report import find_missing, leak_report
-from ..data.splits import draw_rows
+from ..data import (
+    SPLIT_CLUSTER,
+    DataArguments,
+    check_labels,
+    column_names,
+    draw_rows,
+    find_missing,
+    leak_report,
+    load_data,
+    local_files,
+)
 from ..errors import ArgumentError, DataError
-from ..evaluation.resampling import ResamplingUnits
-from ..property.rows import check_splits
-from ..text.units import format_cell
+from ..evaluation import ResamplingUnits
+from ..property import check_splits
+from ..text import format_cell
 from .arguments import GeneratorArguments
 from .rows import AntibodyRows
 

@@ -10,12 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from ..data.batches.antibodies import AntibodyPair
-from ..data.proteins import STANDARD
-from ..evaluation._arrays import as_column, as_pair
-from ..evaluation.metrics import MetricValue
-from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ..evaluation.scores import PairedComparison, Score, compare_paired, make_score, score_mean
+from ..data import STANDARD, AntibodyPair
+from ..evaluation import (
+    MetricValue,
+    PairedComparison,
+    ResamplingUnits,
+    Score,
+    as_column,
+    as_pair,
+    check_units,
+    compare_paired,
+    make_score,
+    score_mean,
+    unit_facts,
+)
 
 CHAINS = ("heavy", "light")
 CONFIDENCE = 0.95  # of all intervals

@@ -24,21 +24,24 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from ..arguments.checks import FINITE, check_choices, check_ranges
-from ..arguments.parser import parse_command
-from ..arguments.training_fields import option
-from ..data.arguments import DataArguments, ReadingArguments
-from ..data.batches.antibodies import AntibodyPair
-from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator, check_inputs
-from ..data.loading import load_sequences
-from ..data.reading import SOURCE_ROW, peek_columns
+from ..arguments import FINITE, check_choices, check_ranges, option, parse_command
+from ..data import (
+    SOURCE_ROW,
+    AntibodyPair,
+    DataArguments,
+    ReadingArguments,
+    ResidueTokenizer,
+    SequenceCollator,
+    check_inputs,
+    load_sequences,
+    peek_columns,
+)
 from ..errors import ArgumentError
 from ..files import replacing, write_csv
-from ..models.families import limit_of_positions
-from ..models.generation.configuration import GeneratorConfig
+from ..models import GeneratorConfig, limit_of_positions
 from ..processes import refuse_several
-from ..property.prediction_file import find_output, find_rejected
-from ..text.progress import start_run_log
+from ..property import find_output, find_rejected
+from ..text import start_run_log
 from .arguments import WritingArguments
 from .judging.copies import find_nearest
 from .judging.discriminator import Discriminator

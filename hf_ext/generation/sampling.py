@@ -21,9 +21,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ..arguments.checks import COUNT, NOT_NEGATIVE, SEED, Range, check_ranges
-from ..checkpoints.finished_model import MODEL_MANIFEST, open_model
-from ..data.batches.antibodies import (
+from ..arguments import COUNT, NOT_NEGATIVE, SEED, Range, check_ranges
+from ..checkpoints import MODEL_MANIFEST, open_model
+from ..data import (
     ANTIGEN_TOKENIZER,
     BOS_ID,
     EOS_ID,
@@ -31,20 +31,16 @@ from ..data.batches.antibodies import (
     AntibodyPair,
     PairEncoder,
     StatesOf,
+    batches_by_tokens,
     decode_pair,
 )
-from ..data.batches.batching import batches_by_tokens
 from ..errors import ArgumentError, DataError
 from ..files import parse_json
-from ..models.encoders import load_tokenizer
-from ..models.generation.configuration import GeneratorConfig
-from ..models.generation.model import NEVER_WRITTEN, AntibodyGenerator
-from ..models.generation.parts import EncoderStates
-from ..models.kernels.process_settings import replaced
+from ..models import NEVER_WRITTEN, AntibodyGenerator, EncoderStates, GeneratorConfig, load_tokenizer, replaced
 from ..pretrained import fetch_folder, reading
-from ..property.predictor import find_device
-from ..speedups.sample import evaluating
-from ..text.progress import is_watched
+from ..property import find_device
+from ..speedups import evaluating
+from ..text import is_watched
 
 MAX_TOKENS = 320  # of a pair: no heavy chain's domain is longer than 145 residues, no light chain's than 130
 # Of the recipes: at 1 every sixth antibody after stage 2 on real pairs was invalid, at 0.5 none of 200.

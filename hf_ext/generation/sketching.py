@@ -13,17 +13,14 @@ import torch
 from datasets import Dataset
 from torch import nn
 
-from ..arguments.checks import check_metric_name
-from ..data.arguments import DataArguments
+from ..arguments import check_metric_name
+from ..data import DataArguments
 from ..errors import DataError
 from ..hardware import Hardware
-from ..masked_lm.results import EVALUATION_METRICS
-from ..models.configuration import EncoderSpec
-from ..models.encoders import build_encoder
-from ..models.generation.configuration import GeneratorConfig
-from ..models.generation.model import AntibodyGenerator
-from ..reporting.data_section import summarize_data
-from ..tasks.sketch import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
+from ..masked_lm import EVALUATION_METRICS
+from ..models import AntibodyGenerator, EncoderSpec, GeneratorConfig, build_encoder
+from ..reporting import summarize_data
+from ..tasks import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
 from ..training_args import FastTrainingArguments
 from .arguments import GeneratorArguments
 from .building import build_config, fill_in_demo

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, RunEnded
 from ..files import write_text
-from ..models.generation.configuration import SIZES
-from ..text.units import format_cell
+from ..models import SIZES
+from ..text import format_cell
 from ..training_args import FastTrainingArguments
 
 GATES_NAME = "gates.json"

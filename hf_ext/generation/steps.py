@@ -7,13 +7,13 @@ from typing import Any
 
 from transformers.trainer_utils import TrainOutput
 
-from ..arguments.checks import check_metric_name
+from ..arguments import check_metric_name
 from ..errors import ArgumentError
-from ..masked_lm.results import EVALUATION_METRICS, compute_metrics, sum_rows
-from ..models.generation.model import AntibodyGenerator
-from ..processes.sharding import fsdp_version
-from ..reporting.data_section import summarize_data
-from ..tasks.running import Run
+from ..masked_lm import EVALUATION_METRICS, compute_metrics, sum_rows
+from ..models import AntibodyGenerator
+from ..processes import fsdp_version
+from ..reporting import summarize_data
+from ..tasks import Run
 from ..trainer import FastTrainer
 from .building import Inputs, build_inputs, build_model, fill_in_demo
 from .judging.discriminator import Discriminator

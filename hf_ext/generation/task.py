@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..data.arguments import DataArguments
+from ..data import DataArguments
 from ..tasks import USUAL, Task
 from .arguments import GeneratorArguments
 from .stages import GATES_NAME, check_auto, check_passed, write_gates
 
 if TYPE_CHECKING:
-    from ..tasks.running import Run
+    from ..tasks import Run
 
 
 class GenerationTask(Task):
@@ -82,7 +82,7 @@ class GenerationTask(Task):
         Raises:
             GatesFailed: everything was written before.
         """
-        from ..processes.team import do_on_main
+        from ..processes import do_on_main
 
         if run.model_args.stage == "auto":
             gates = {results["stage"]: results["gates"] for results in stages}

@@ -14,19 +14,24 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils import CONFIG_NAME
 
-from ..baselines.fitted import pooled_features
-from ..data.columns import label_array
-from ..data.splits import draw_rows
+from ..baselines import pooled_features
+from ..data import draw_rows, label_array
 from ..errors import ArgumentError, DataError
-from ..evaluation.kinds import metrics_of
+from ..evaluation import metrics_of
 from ..labels import LabelKind
-from ..models.arguments import Head, ModelArguments
-from ..models.configuration import AffinityConfig
-from ..models.ensemble import DIRECTIONS, FEATURES, HeadEnsemble, NetworkStack, principal_directions
-from ..models.head import ONE_LAYER
+from ..models import (
+    DIRECTIONS,
+    FEATURES,
+    ONE_LAYER,
+    AffinityConfig,
+    Head,
+    HeadEnsemble,
+    ModelArguments,
+    NetworkStack,
+    principal_directions,
+)
 from ..pretrained import reading
-from ..text.tables import format_table
-from ..text.units import format_cell, seconds
+from ..text import format_cell, format_table, seconds
 from ..training_args import FastTrainingArguments
 from .members import fit_members
 from .objectives import OBJECTIVES, FloatArray, Objective

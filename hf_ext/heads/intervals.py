@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.columns import label_array, read_bounds
+from ..data import label_array, read_bounds
 from ..errors import ArgumentError, DataError
-from ..evaluation._arrays import FloatArray, as_column, count_not_finite
-from ..evaluation.resampling import ResamplingUnits, check_units
-from ..evaluation.row_metrics import unpack_labelled
-from ..evaluation.scores import score_mean
-from ..text.units import format_cell, share
+from ..evaluation import (
+    FloatArray,
+    ResamplingUnits,
+    as_column,
+    check_units,
+    count_not_finite,
+    score_mean,
+    unpack_labelled,
+)
+from ..text import format_cell, share
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer

@@ -13,23 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..baselines.fitted import TOKENS_PER_BATCH
-from ..baselines.ridge import solve_ridges
-from ..checkpoints.finished_model import find_model
-from ..checkpoints.store import CheckpointStore
-from ..data.batches.batching import batches_by_tokens
-from ..data.columns import FloatArray, label_array, read_columns
-from ..data.splits import draw_rows
-from ..embeddings.dataset import factorize, take_rows
-from ..evaluation.resampling import ResamplingUnits
-from ..evaluation.scores import compare_paired
+from ..baselines import TOKENS_PER_BATCH, solve_ridges
+from ..checkpoints import CheckpointStore, find_model
+from ..data import FloatArray, batches_by_tokens, draw_rows, label_array, read_columns
+from ..embeddings import factorize, take_rows
+from ..evaluation import ResamplingUnits, compare_paired
 from ..hardware import detect_hardware
 from ..labels import LabelKind
-from ..models.affinity import AffinityModel
-from ..models.arguments import AUTO_LAYER, ModelArguments
-from ..models.encoders import final_norm_of, layers_of, load_encoder
-from ..models.head import pool
-from ..text.units import format_cell
+from ..models import AUTO_LAYER, AffinityModel, ModelArguments, final_norm_of, layers_of, load_encoder, pool
+from ..text import format_cell
 from .ensemble import Units, make_parts, read_config_of, why_not_fitted
 from .objectives import PENALTIES
 

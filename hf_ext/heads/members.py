@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..models.ensemble import DIRECTIONS, FEATURES, LINKS, PERCEPTRON, PRODUCT, HeadEnsemble, NetworkStack
+from ..models import DIRECTIONS, FEATURES, LINKS, PERCEPTRON, PRODUCT, HeadEnsemble, NetworkStack
 from ..training_args import FastTrainingArguments
 from .networks import train_networks
 from .objectives import FloatArray, Objective

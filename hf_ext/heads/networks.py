@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import get_linear_schedule_with_warmup
 
-from ..models.ensemble import LINKS, NetworkStack
+from ..models import LINKS, NetworkStack
 from ..training_args import FastTrainingArguments
 from .objectives import FloatArray, Objective
 

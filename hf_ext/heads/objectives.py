@@ -8,13 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..baselines.logistic import fit_logistic
-from ..baselines.ridge import solve_ridges
-from ..evaluation._arrays import FloatArray
-from ..evaluation.class_metrics import find_shares
+from ..baselines import fit_logistic, solve_ridges
+from ..evaluation import FloatArray, find_shares
 from ..labels import UNKNOWN
-from ..models.ensemble import LEAST
-from ..models.losses import class_losses
+from ..models import LEAST, class_losses
 
 PENALTIES = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
 CLASS_PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions

@@ -5,7 +5,12 @@ them, that a push is one commit or none, and that one which failed says how to r
 `python -m hf_ext.hub FOLDER REPO_ID` pushes a folder again.
 """
 
-from .allowed import model_files
-from .push import HubError, open_repository, push_folder
+from typing import TYPE_CHECKING
 
-__all__ = ["HubError", "model_files", "open_repository", "push_folder"]
+from ..faces import offer
+
+if TYPE_CHECKING:
+    from .allowed import CARD, is_draft, model_files
+    from .push import HubError, open_repository, push_folder
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ..checkpoints.finished_model import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
+from ..checkpoints import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
 from ..errors import ArgumentError
 
 CARD = "README.md"

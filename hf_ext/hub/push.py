@@ -22,11 +22,10 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash
 
-from ..checkpoints.finished_model import MODEL_MANIFEST
-from ..checkpoints.manifest import hash_file
+from ..checkpoints import MODEL_MANIFEST, hash_file
 from ..errors import HfExtError, RunEnded
 from ..files import parse_json
-from ..models.kernels.process_settings import replaced
+from ..models import replaced
 from .allowed import find_replaced, find_token, model_files
 
 WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt

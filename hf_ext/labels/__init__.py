@@ -1,75 +1,22 @@
 """Kinds of labels: what a cell may hold, what the head puts out, what is predicted, and said. One class for each."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from ..faces import offer
 
-from .cells import UNKNOWN
-from .classes import Classes
-from .kind import LabelKind
-from .number import Number
-from .numbers import Numbers
-from .outputs import LABEL, PREDICTION
-from .residue_numbers import ResidueNumbers
-from .residues import ResidueClasses
-from .sets import LabelColumns, LabelSets
-
-__all__ = [
-    "KINDS",
-    "LABEL",
-    "ONE_NUMBER",
-    "PREDICTION",
-    "STREAMED",
-    "UNKNOWN",
-    "Classes",
-    "LabelColumns",
-    "LabelKind",
-    "LabelSets",
-    "Number",
-    "Numbers",
-    "ResidueClasses",
-    "ResidueNumbers",
-    "TaskChoice",
-    "kind_from_state",
-    "make_kind",
-]
-
-# Of a task the first that `fits` its columns and names.
-KINDS: tuple[type[LabelKind], ...] = (
-    Number,
-    Numbers,
-    Classes,
-    LabelColumns,
-    LabelSets,
-    ResidueClasses,
-    ResidueNumbers,
-)
 if TYPE_CHECKING:
-    TaskChoice = str
-else:  # what `--task` may be
-    TaskChoice = Literal[("auto", *dict.fromkeys(kind.task for kind in KINDS))]
-
-STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks of which rows may be a stream
-ONE_NUMBER = Number()  # what a model predicts that says nothing else
-
-
-def make_kind(task: str, columns: Sequence[str], names: Sequence[str]) -> LabelKind:
-    """Returns the kind of `--task` with these label columns, whose outputs have these names.
-
-    Raises:
-        KeyError: there is no such task.
-    """
-    for kind in KINDS:
-        if kind.task == task and kind.fits(columns, names):
-            return kind(tuple(columns), tuple(names))
-    raise KeyError(task)
-
-
-def kind_from_state(state: Mapping[str, Any] | None) -> LabelKind:
-    """Returns the kind with this `state()`; None is one number.
-
-    Raises:
-        KeyError: no state of a kind.
-    """
-    return make_kind(state["task"], state["columns"], state["names"]) if state else ONE_NUMBER
+    from .cells import NUMBER, UNKNOWN, Judged, is_missing, shorten, show_names, write_name
+    from .classes import Classes
+    from .columns import LabelTable, RowError, as_array, as_text, distinct, judge_cells
+    from .facts import NUM_SEEN
+    from .kind import LabelKind
+    from .number import Number
+    from .numbers import Numbers
+    from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs
+    from .registry import KINDS, ONE_NUMBER, STREAMED, TaskChoice, kind_from_state, make_kind
+    from .residue_numbers import ResidueNumbers
+    from .residues import ResidueClasses
+    from .rules import STREAM_TASK, choose_task
+    from .sets import LabelColumns, LabelSets
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ..arguments.checks import Range, check_ranges, ranges_in_types
-from ..arguments.training_fields import REQUIRE, option
+from ..arguments import REQUIRE, Range, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 
 # Shapes of published models, and of one for a demo: layers, width, attention heads.

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from ..reporting.page import PLACEHOLDER, Block, Code, Page, Text
-from ..reporting.record import RunRecord
-from ..reporting.scores import index_scores, score_numbers, score_table, verdict_limits
-from ..text.units import join_words
+from ..reporting import (
+    PLACEHOLDER,
+    Block,
+    Code,
+    Page,
+    RunRecord,
+    Text,
+    index_scores,
+    score_numbers,
+    score_table,
+    verdict_limits,
+)
+from ..text import join_words
 
 # Made up. Residues apart: BERT's vocabularies need it, ESM's give the same ids either way.
 EXAMPLE = "M K T A Y I A K Q"

@@ -10,13 +10,11 @@ import torch
 from torch.nn import functional
 from transformers import EvalPrediction
 
-from ..data.batches.masking import MaskedLMCollator
-from ..data.columns import read_columns
-from ..data.proteins import RARE, STANDARD, UNKNOWN_RESIDUE
-from ..evaluation.verdict import MODEL, judge
+from ..data import RARE, STANDARD, UNKNOWN_RESIDUE, MaskedLMCollator, read_columns
+from ..evaluation import MODEL, judge
 from ..labels import UNKNOWN
-from ..tasks.running import check_scored
-from ..text.tables import format_table
+from ..tasks import check_scored
+from ..text import format_table
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer

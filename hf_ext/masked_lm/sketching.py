@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
-from ..arguments.checks import check_metric_name
-from ..data.arguments import DataArguments
-from ..data.loading import load_data
-from ..evaluation.requirements import parse_requirements
+from ..arguments import check_metric_name
+from ..data import DataArguments, load_data
+from ..evaluation import parse_requirements
 from ..hardware import Hardware
-from ..memory.forecast import masked_lm_batch
-from ..models.configuration import input_name
+from ..memory import masked_lm_batch
+from ..models import input_name
 from ..plan import Plan
-from ..reporting.data_section import summarize_data
-from ..tasks.sketch import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from ..reporting import summarize_data
+from ..tasks import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
 from ..training_args import FastTrainingArguments
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES

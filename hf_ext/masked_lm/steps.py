@@ -23,23 +23,26 @@ from transformers import (
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
-from ..arguments.checks import check_metric_name
-from ..checkpoints.finished_model import check_finite, check_model
-from ..data.arguments import DataArguments
-from ..data.batches.masking import MaskedLMCollator, mark_evaluation
-from ..data.batches.tokenization import ResidueTokenizer, check_inputs
-from ..data.columns import row_lengths
-from ..data.demo import make_demo_table
-from ..data.loading import LoadedData, load_data
-from ..data.proteins import ESM_VOCABULARY
+from ..arguments import check_metric_name
+from ..checkpoints import check_finite, check_model
+from ..data import (
+    ESM_VOCABULARY,
+    DataArguments,
+    LoadedData,
+    MaskedLMCollator,
+    ResidueTokenizer,
+    check_inputs,
+    load_data,
+    make_demo_table,
+    mark_evaluation,
+    row_lengths,
+)
 from ..errors import ArgumentError, DataError
-from ..evaluation.requirements import check_requirements, parse_requirements
-from ..models.encoders import load_tokenizer
-from ..models.families import check_family, limit_of_positions
-from ..models.lora import require_base
+from ..evaluation import check_requirements, parse_requirements
+from ..models import check_family, limit_of_positions, load_tokenizer, require_base
 from ..pretrained import reading
-from ..reporting.data_section import summarize_data
-from ..tasks.running import Run, with_absolute_path
+from ..reporting import summarize_data
+from ..tasks import Run, with_absolute_path
 from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metrics, format_scores, score_split, sum_rows

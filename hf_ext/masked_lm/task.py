@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..data.arguments import DataArguments
+from ..data import DataArguments
 from ..tasks import USUAL, Task
 from .arguments import MaskedLMArguments
 

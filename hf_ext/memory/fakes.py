@@ -15,10 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..data.batches.varlen_layout import BatchLayout, VarlenLayout
-from ..models.blocks import block_lists, find_base_layers
-from ..models.kernels.packing import find_encoders, is_packed, pack_encoders
-from ..models.lora import narrow
+from ..data import BatchLayout, VarlenLayout
+from ..models import block_lists, find_base_layers, find_encoders, is_packed, narrow, pack_encoders
 
 HALF = torch.bfloat16  # float16 takes as much
 

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from ..data.batches.varlen_layout import BatchLayout
+from ..data import BatchLayout
 from ..labels import LabelKind
-from ..models.blocks import find_base_layers
+from ..models import find_base_layers
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
 from .stored import gradient_bytes, optimizer_bytes, weight_bytes

@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..models.lora import unwrap_peft
+from ..models import unwrap_peft
 from .fakes import HALF, LayerSlice, autocast_rule
 
 Direction = Literal["forward", "backward"]

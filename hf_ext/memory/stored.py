@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..models.optimizers import block_matrices
+from ..models import block_matrices
 
 WEIGHT_BYTES = 4
 HALF_BYTES = 2

@@ -1,1 +1,65 @@
 """Models: encoders in towers, and a head."""
+
+from typing import TYPE_CHECKING
+
+from ..faces import offer
+
+if TYPE_CHECKING:
+    from .affinity import AffinityModel, in_float32
+    from .arguments import AUTO_LAYER, Head, ModelArguments
+    from .blocks import (
+        block_classes,
+        block_lists,
+        choose_classes,
+        describe_blocks,
+        exact_modules,
+        find_base_layers,
+        find_blocks,
+        unused_parameters,
+    )
+    from .configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training, build_config, input_name
+    from .encoders import (
+        build_encoder,
+        final_norm_of,
+        identify_encoder,
+        layers_of,
+        load_encoder,
+        load_tokenizer,
+        read_encoder,
+    )
+    from .ensemble import (
+        DIRECTIONS,
+        FEATURES,
+        LEAST,
+        LINKS,
+        PERCEPTRON,
+        PRODUCT,
+        HeadEnsemble,
+        NetworkStack,
+        principal_directions,
+    )
+    from .families import FAMILIES, check_family, choose_encoder, limit_of_positions
+    from .generation.configuration import GENERATOR_RANGES, SIZES, GeneratorConfig
+    from .generation.esm import state_encoder, state_key
+    from .generation.model import NEVER_WRITTEN, AntibodyGenerator
+    from .generation.parts import EncoderStates
+    from .head import ONE_LAYER, pool
+    from .kernels.attention import KERNELS, PREFIX, register_attention
+    from .kernels.blocked_attention import flop_counter
+    from .kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
+    from .kernels.packing import PACKED_FAMILIES, PaddingWatch, find_encoders, is_packed, pack_encoders, unpack_encoders
+    from .kernels.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL, Held, read_matmul_precision, replaced
+    from .kernels.replaced_forwards import (
+        find_replaceable,
+        has_foreign_forward,
+        is_from,
+        is_in,
+        replace_forward,
+        restore_forward,
+        restore_forwards,
+    )
+    from .lora import LoraSettings, has_adapters, merged_copy, narrow, require_base, unwrap_peft, wrap_with_lora
+    from .losses import LossKind, class_losses, exact_loss, find_loss_kind, has_loss_of, sum_loss_rows
+    from .optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

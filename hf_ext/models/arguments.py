@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..arguments.checks import COUNT, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges, ranges_in_types
-from ..arguments.training_fields import option
+from ..arguments import COUNT, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 
 AUTO_LAYER = "auto"

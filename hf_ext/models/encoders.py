@@ -21,11 +21,11 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
-from ..data.formats import irregular_kind
+from ..data import irregular_kind
 from ..errors import ArgumentError
 from ..optional import require
 from ..pretrained import check_folder, reading
-from ..processes.sharding import whole_weights
+from ..processes import whole_weights
 from .configuration import EncoderSpec, Training
 from .families import FAMILIES, check_family
 from .lora import LoraSettings, add_adapters

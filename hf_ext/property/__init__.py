@@ -1,1 +1,28 @@
 """The affinity task: arguments, building the model for the data, and scoring it."""
+
+from typing import TYPE_CHECKING
+
+from ..faces import offer
+
+if TYPE_CHECKING:
+    from .arguments import AffinityArguments, EvaluateArguments, PredictArguments
+    from .building import build_collator, model_settings, read_towers, settle_training
+    from .describing import find_kind
+    from .measure import scored_names
+    from .prediction_file import (
+        BOUND_SIGNS,
+        HIGH,
+        LOW,
+        find_output,
+        find_rejected,
+        read_predictions,
+        refuse_added,
+        write_predictions,
+    )
+    from .predictor import AffinityPredictor, check_predictions, find_device, load_model, predicting, training_arguments
+    from .results import PREDICTIONS, baseline_file
+    from .rows import check_splits, check_threshold, describe_units
+    from .scoring import LIMITS_NOTE, RANKING_NOTE, Compared
+    from .task import TASK
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

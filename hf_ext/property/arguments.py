@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated
 
-from ..arguments.checks import FINITE, SEED, check_ranges, ranges_in_types
-from ..arguments.training_fields import REQUIRE, option
-from ..models.arguments import ModelArguments
+from ..arguments import FINITE, REQUIRE, SEED, check_ranges, option, ranges_in_types
+from ..models import ModelArguments
 
 
 @dataclass

@@ -8,19 +8,26 @@ from typing import Any, cast
 
 from datasets import Dataset
 
-from ..checkpoints.finished_model import find_model
-from ..data.arguments import DataArguments
-from ..data.batches.tokenization import ResidueTokenizer, SequenceCollator
-from ..data.demo import make_demo_table
+from ..checkpoints import find_model
+from ..data import DataArguments, ResidueTokenizer, SequenceCollator, make_demo_table
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..labels import LabelKind
-from ..models.affinity import AffinityModel
-from ..models.configuration import EncoderSpec, Pooling, TowerSpec, Training
-from ..models.encoders import identify_encoder, load_tokenizer, read_encoder
-from ..models.families import FAMILIES, choose_encoder, limit_of_positions
-from ..models.head import ONE_LAYER
-from ..models.lora import LoraSettings
+from ..models import (
+    FAMILIES,
+    ONE_LAYER,
+    AffinityModel,
+    EncoderSpec,
+    LoraSettings,
+    Pooling,
+    TowerSpec,
+    Training,
+    choose_encoder,
+    identify_encoder,
+    limit_of_positions,
+    load_tokenizer,
+    read_encoder,
+)
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .predictor import load_model

@@ -6,14 +6,26 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..heads.ensemble import MEMBER_HEADERS, member_rows
-from ..heads.layers import describe_layers
+from ..heads import MEMBER_HEADERS, describe_layers, member_rows
 from ..labels import LabelKind, kind_from_state
-from ..reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from ..reporting.record import Audit, Facts, RunRecord, Score, SplitRecord
-from ..reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
-from ..text import units
-from ..text.units import is_finite, join_words, share
+from ..reporting import (
+    PLACEHOLDER,
+    Audit,
+    Block,
+    Code,
+    Facts,
+    Page,
+    RunRecord,
+    Score,
+    SplitRecord,
+    Table,
+    Text,
+    index_scores,
+    score_blocks,
+    score_numbers,
+    verdict_limits,
+)
+from ..text import is_finite, join_words, share, units
 
 # Made up, of a usual composition; a user's own sequences never stand in a card.
 EXAMPLES = ("EVQLVESGGGLVQPGGSLRLSCAAS", "DIQMTQSPSSLSASVGDRVTITCRAS", "MKTAYIAKQRQISFVKSHFSRQLEE")

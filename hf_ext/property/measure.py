@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arguments.checks import check_metric_name
+from ..arguments import check_metric_name
 from ..errors import ArgumentError
-from ..evaluation.kinds import metrics_of
-from ..evaluation.metrics import HIT_METRICS
-from ..evaluation.row_metrics import RowMetrics
+from ..evaluation import HIT_METRICS, RowMetrics, metrics_of
 from ..labels import LabelKind
-from ..text.units import less_is_better
-from ..training.watchers import check_metric_on_rows
+from ..text import less_is_better
+from ..training import check_metric_on_rows
 from ..training_args import FastTrainingArguments
 
 PLAIN = RowMetrics()  # without a threshold and groups

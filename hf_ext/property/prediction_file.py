@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..checkpoints.run_lock import make_folder
-from ..data.arguments import DataArguments
-from ..data.columns import column_names
-from ..data.formats import irregular_kind
-from ..data.proteins import judge_sequence
-from ..data.reading import SOURCE_ROW, local_files
-from ..data.row_errors import REJECTED_FILE, REJECTED_HEADER
+from ..checkpoints import make_folder
+from ..data import (
+    REJECTED_FILE,
+    REJECTED_HEADER,
+    SOURCE_ROW,
+    DataArguments,
+    column_names,
+    irregular_kind,
+    judge_sequence,
+    local_files,
+)
 from ..errors import ArgumentError, DataError
 from ..files import read_cell, replacing, try_replacing, write_cell
-from ..labels import LabelKind
-from ..labels.outputs import PREDICTION, PROBABILITY, Columns
+from ..labels import PREDICTION, PROBABILITY, Columns, LabelKind
 
 LOW = "prediction_low"  # of an interval
 HIGH = "prediction_high"

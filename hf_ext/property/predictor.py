@@ -17,20 +17,24 @@ import pyarrow as pa
 import torch
 
 from .. import speedups
-from ..arguments.training_fields import PredictingArguments
-from ..baselines.fitted import TOKENS_PER_BATCH, columns_of, embed_distinct
-from ..checkpoints.finished_model import find_model, open_model
-from ..data.arguments import DataArguments
-from ..data.batches.batching import batches_by_tokens
-from ..data.batches.tokenization import SequenceCollator, check_inputs
-from ..data.columns import as_dataset, read_columns
-from ..data.proteins import clean_chains
-from ..data.row_errors import format_errors
-from ..embeddings.dataset import factorize, join_parts, take_rows
+from ..arguments import PredictingArguments
+from ..baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
+from ..checkpoints import find_model, open_model
+from ..data import (
+    DataArguments,
+    SequenceCollator,
+    as_dataset,
+    batches_by_tokens,
+    check_inputs,
+    clean_chains,
+    format_errors,
+    read_columns,
+)
+from ..embeddings import factorize, join_parts, take_rows
 from ..errors import DataError
-from ..heads.intervals import half_width
-from ..models.affinity import AffinityModel
-from ..reporting.data_section import describe_unread
+from ..heads import half_width
+from ..models import AffinityModel
+from ..reporting import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 

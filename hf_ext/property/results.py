@@ -7,17 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.columns import read_bounds
-from ..data.loading import LoadedData
-from ..data.reading import SOURCE_ROW
-from ..evaluation.kinds import metrics_of
-from ..evaluation.verdict import CONSTANTS
-from ..labels import LABEL, PREDICTION
-from ..labels.outputs import Columns
-from ..models.configuration import AffinityConfig
-from ..reporting.charts import confusion_chart, is_drawn, plot_scatter, write_png
-from ..reporting.record import CommonRecord
-from ..tasks.running import Run, plots_if_possible, with_absolute_path
+from ..data import SOURCE_ROW, LoadedData, read_bounds
+from ..evaluation import CONSTANTS, metrics_of
+from ..labels import LABEL, PREDICTION, Columns
+from ..models import AffinityConfig
+from ..reporting import CommonRecord, confusion_chart, is_drawn, plot_scatter, write_png
+from ..tasks import Run, plots_if_possible, with_absolute_path
 from .prediction_file import write_predictions
 from .scoring import SplitScores
 

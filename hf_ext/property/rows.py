@@ -9,14 +9,21 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from ..data.arguments import SPLIT_CLUSTER, DataArguments
-from ..data.columns import column_names, has_numbered_rows, label_array, read_bounds, read_columns
-from ..data.loading import LoadedData, load_data
-from ..data.split_report import find_missing
+from ..data import (
+    SPLIT_CLUSTER,
+    DataArguments,
+    LoadedData,
+    column_names,
+    find_missing,
+    has_numbered_rows,
+    label_array,
+    load_data,
+    read_bounds,
+    read_columns,
+)
 from ..errors import ArgumentError
-from ..evaluation.kinds import metrics_of
-from ..evaluation.resampling import ResamplingUnits
-from ..reporting.data_section import summarize_data
+from ..evaluation import ResamplingUnits, metrics_of
+from ..reporting import summarize_data
 from .arguments import AffinityArguments
 
 ENERGIES = (-80.0, -4.0)  # between them is the median of log10 Kd in M, and of energies in kcal/mol or kJ/mol

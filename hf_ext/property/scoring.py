@@ -8,22 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..baselines.fitted import Baselines, columns_of
-from ..baselines.residues import FITTERS
-from ..data.arguments import DataArguments
-from ..data.columns import read_bounds, read_columns
-from ..evaluation import collapse_report, score_predictions
-from ..evaluation.kinds import metrics_of
-from ..evaluation.requirements import Requirement, parse_requirements
-from ..evaluation.resampling import ResamplingUnits, check_units, unit_facts
-from ..evaluation.row_metrics import RowMetrics, unpack_labelled
-from ..evaluation.verdict import CONSTANT, MODEL, Verdict, judge, judge_pair
+from ..baselines import FITTERS, Baselines, columns_of
+from ..data import DataArguments, read_bounds, read_columns
+from ..evaluation import (
+    CONSTANT,
+    MODEL,
+    Requirement,
+    ResamplingUnits,
+    RowMetrics,
+    Verdict,
+    check_units,
+    collapse_report,
+    judge,
+    judge_pair,
+    metrics_of,
+    parse_requirements,
+    score_predictions,
+    unit_facts,
+    unpack_labelled,
+)
 from ..labels import LabelKind, Number
-from ..reporting.data_section import describe_repeated
-from ..reporting.record import Leaks, Score, from_json
-from ..reporting.scores import fit_notes, resampled
-from ..text import units
-from ..text.tables import format_table
+from ..reporting import Leaks, Score, describe_repeated, fit_notes, from_json, resampled
+from ..text import format_table, units
 from .arguments import AffinityArguments
 from .measure import scored_names, verdict_metric
 from .rows import describe_units, find_slices

@@ -13,19 +13,16 @@ from typing import Any
 
 import torch
 
-from ..baselines.fitted import PRETRAINED_ROWS
-from ..data.arguments import DataArguments
-from ..data.demo import make_demo_encoders
-from ..evaluation.row_metrics import RowMetrics
+from ..baselines import PRETRAINED_ROWS
+from ..data import DataArguments, make_demo_encoders
+from ..evaluation import RowMetrics
 from ..hardware import Hardware
 from ..labels import LabelKind, Number
-from ..memory.forecast import affinity_batch
-from ..models.affinity import AffinityModel
-from ..models.configuration import build_config
-from ..models.encoders import build_encoder
+from ..memory import affinity_batch
+from ..models import AffinityModel, build_config, build_encoder
 from ..plan import Plan
-from ..speedups.lora import lora_settings
-from ..tasks.sketch import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
+from ..speedups import lora_settings
+from ..tasks import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import (

@@ -10,23 +10,27 @@ from typing import Any
 
 from transformers.trainer_utils import TrainOutput
 
-from ..arguments.training_fields import LoraArguments
-from ..data.batches.tokenization import check_inputs
-from ..data.demo import make_demo_encoders
-from ..data.loading import LoadedData
-from ..evaluation.requirements import Requirement, check_requirements
-from ..evaluation.resampling import ResamplingUnits
-from ..evaluation.row_metrics import RowMetrics
-from ..evaluation.verdict import MODEL
+from ..arguments import LoraArguments
+from ..data import LoadedData, check_inputs, make_demo_encoders
+from ..evaluation import MODEL, Requirement, ResamplingUnits, RowMetrics, check_requirements
 from ..hardware import detect_hardware
-from ..heads.calibration import calibrate
-from ..heads.ensemble import AUTO, describe_ensemble, fit_ensemble, settle_head
-from ..heads.intervals import fit_intervals, score_intervals
-from ..heads.layers import choose_layers, describe_layers, find_known_layers, why_last
+from ..heads import (
+    AUTO,
+    calibrate,
+    choose_layers,
+    describe_ensemble,
+    describe_layers,
+    find_known_layers,
+    fit_ensemble,
+    fit_intervals,
+    score_intervals,
+    settle_head,
+    why_last,
+)
 from ..labels import LabelKind
-from ..models.arguments import AUTO_LAYER
-from ..speedups.lora import lora_settings
-from ..tasks.running import Run, stock_arguments
+from ..models import AUTO_LAYER
+from ..speedups import lora_settings
+from ..tasks import Run, stock_arguments
 from ..trainer import FastTrainer
 from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
 from .measure import check_measure, describe_measure, settle_measure

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..data.arguments import DataArguments
+from ..data import DataArguments
 from ..tasks import USUAL, Task
 from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
-    from ..tasks.running import Run
+    from ..tasks import Run
     from ..trainer import FastTrainer
 
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from ..errors import DataError
 from ..files import replacing
 from ..labels import LabelKind
-from ..text.units import is_finite, less_is_better
+from ..text import is_finite, less_is_better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

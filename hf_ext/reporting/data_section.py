@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ..text import units
-from ..text.units import is_finite
+from ..text import is_finite, units
 from .page import Block, Points, Table, Text, facts_table
 from .record import Audit, DataRecord, Facts, Leak, Leaks, from_json
 from .run_files import RunFiles, show_source

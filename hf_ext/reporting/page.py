@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import DataError
-from ..text.units import NOT_MEASURED
+from ..text import NOT_MEASURED
 from .charts import Chart
 from .record import Frozen
 

@@ -24,8 +24,7 @@ from markupsafe import Markup
 
 from ..errors import show_text
 from ..files import write_text
-from ..text.tables import format_markdown_table, is_numeric
-from ..text.units import NOT_MEASURED, number
+from ..text import NOT_MEASURED, format_markdown_table, is_numeric, number
 from .page import Block, Code, Figures, Points, Table, Text
 from .run_files import RunFiles, hide_folders, is_hub_id, last_part, read_run
 from .sections import Contents, compose, data_source, find_bases, has_licence

@@ -16,7 +16,7 @@ import psutil
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from ..arguments.names import is_secret
+from ..arguments import is_secret
 from ..files import write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version

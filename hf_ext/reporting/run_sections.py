@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments.names import is_secret
-from ..text import units
-from ..text.units import capitalize, is_finite, metric_name
+from ..arguments import is_secret
+from ..text import capitalize, is_finite, metric_name, units
 from .charts import curve_charts
 from .page import Block, Code, Figures, Table, Text, facts_table
 from .record import DecisionRecord

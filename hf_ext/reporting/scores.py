@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..text import units
-from ..text.units import is_finite, less_is_better, metric_name, metric_title
+from ..text import is_finite, less_is_better, metric_name, metric_title, units
 from .data_section import describe_near_copies
 from .page import Block, Page, Points, Table
 from .record import Facts, Leaks, RunRecord, Score, Scores, SplitRecord, VerdictRecord

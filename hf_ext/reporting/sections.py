@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..labels import kind_from_state
-from ..text import units
-from ..text.units import is_finite
+from ..text import is_finite, units
 from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..text.progress import LiveProgress, describe_training, find_shortfall
+from ..text import LiveProgress, describe_training, find_shortfall
 from .throughput import ThroughputCallback
 
 REFRESH_S = 5.0

@@ -16,13 +16,11 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoints.finished_model import write_model_manifest
-from ..checkpoints.weights import export_bytes, save_checkpoint_weights, save_weights
+from ..checkpoints import export_bytes, save_checkpoint_weights, save_weights, write_model_manifest
 from ..errors import ArgumentError, DiskFailure
 from ..files import describe_failure, follow_umask, is_disk_failure, write_text
-from ..models.lora import merged_copy
-from ..training.backends import Backend
-from ..training.host import Host
+from ..models import merged_copy
+from ..training import Backend, Host
 
 EXPORT_STAGING = ".staging-model"
 

@@ -18,11 +18,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import HubStrategy
 
 from ..errors import ArgumentError, HfExtError, RunEnded
-from ..hub.allowed import CARD, is_draft
-from ..hub.push import HubError, open_repository, push_folder
-from ..processes.team import Team
-from ..training.host import Host
-from ..training.stop import Stopper
+from ..hub import CARD, HubError, is_draft, open_repository, push_folder
+from ..processes import Team
+from ..training import Host, Stopper
 from .saver import Saver
 
 GRACE_S = 10.0  # after a stop: schedulers kill 30 s after SIGTERM, and the last checkpoint needs some of it

@@ -14,13 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..checkpoints.compare import STEP_SIZE, compare_runs, describe_run, refuse
-from ..checkpoints.manifest import PROGRESS, Stored, check_unlisted, read_json
+from ..checkpoints import PROGRESS, STEP_SIZE, Stored, check_unlisted, compare_runs, describe_run, read_json, refuse
 from ..errors import CheckpointError
 from ..plan import Plan
-from ..processes.team import do_on_main
-from ..training.backends import Backend
-from ..training.host import Carried, Host, name_evaluation_sets
+from ..processes import do_on_main
+from ..training import Backend, Carried, Host, name_evaluation_sets
 from ..training_args import FastTrainingArguments
 from .saver import Saver
 

@@ -9,23 +9,23 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..checkpoints.retention import (
+from ..checkpoints import (
     GB,
     SMALL_FILES_BYTES,
+    STAGING,
+    CheckpointStore,
     Entry,
     Sizes,
     bound_sizes,
     check_budget,
+    export_bytes,
     read_policy,
     steps_beyond_limit,
     steps_for_room,
 )
-from ..checkpoints.store import STAGING, CheckpointStore
-from ..checkpoints.weights import export_bytes
 from ..files import free_bytes, used_bytes
 from ..plan import Plan
-from ..training.backends import Backend
-from ..training.host import Host
+from ..training import Backend, Host
 
 # As Trainer, accelerate (FSDP) and DeepSpeed call them.
 OPTIMIZER_FILES = re.compile(r"optimizer(\.pt|\.bin|_0/.*)|global_step\d+/.*")

@@ -18,20 +18,12 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from ..checkpoints.finished_model import not_finite
-from ..checkpoints.manifest import PROGRESS, check_unlisted
-from ..checkpoints.mirror import MirroredStore
-from ..checkpoints.run_lock import local_folder
-from ..checkpoints.store import CheckpointStore
+from ..checkpoints import PROGRESS, CheckpointStore, MirroredStore, check_unlisted, local_folder, not_finite
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import describe_failure
-from ..models.kernels.replaced_forwards import is_from
-from ..processes.sharding import own_part
-from ..processes.team import Team
-from ..training.backends import Backend
-from ..training.host import Carried, Host
-from ..training.overrides import find_override
-from ..training.stop import Stopper
+from ..models import is_from
+from ..processes import Team, own_part
+from ..training import Backend, Carried, Host, Stopper, find_override
 from .rotation import Retention
 
 SAVE_FAILURES_ALLOWED = 3  # in a row; then the disk will not recover, and a run without checkpoints is worth little

@@ -1,60 +1,18 @@
-"""The speed-ups, a class each; a new one is its file and a line in `REGISTRY`.
+"""The speed-ups, a class each; a new one is its file and a line in `REGISTRY`."""
 
-The order there is the order of application.
-"""
+from typing import TYPE_CHECKING
 
-from __future__ import annotations
+from ..faces import offer
 
-from .attention import Attention
-from .base import Context, Costs, DataFacts, Decision, ModelFacts, Run, Speedup
-from .batch_size import BatchSize, TokenBudget
-from .compile import Compile
-from .encoder_precision import EncoderPrecision
-from .fused_layers import FusedGelu, MaskedLMHead
-from .fused_qkv import FusedQkv
-from .lora import HalfBase, Lora
-from .optimizers import CpuOffload, Muon
-from .packing import Packing
-from .precision import CpuMatmul, CpuMemory, CpuThreads, Precision, Tf32
-from .sharding import Sharding
-from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping
-
-REGISTRY: tuple[Speedup, ...] = (
-    CpuMatmul(),  # before anything computes
-    Tf32(),
-    Precision(),  # before parity is proven, which is in the training dtype
-    CpuThreads(),
-    CpuMemory(),
-    Lora(),  # before anything that replaces a forward function: the layers stand where they will stay
-    HalfBase(),  # before parity is proven, on the weights as they will be
-    FusedGelu(),
-    FusedQkv(),
-    EncoderPrecision(),  # before the cache, whose key holds the precision
-    Attention(),
-    Packing(),  # after attention, whose kernel it feeds
-    MaskedLMHead(),
-    EmbeddingCache(),
-    BatchSize(),
-    LengthGrouping(),
-    TokenBudget(),
-    DataLoading(),
-    Muon(),  # after LoRA and the precision, which decide what there is to step
-    CpuOffload(),
-    Sharding(),  # once no layer changes its class any more, and no weights are added
-    Ddp(),
-    Compile(),  # last: it compiles what the others left
-)
-
-__all__ = ["REGISTRY", "Context", "Costs", "DataFacts", "Decision", "ModelFacts", "Run", "Speedup", "find_speedup"]
-
-
-def find_speedup(name: str) -> Speedup:
-    """Returns the speed-up of this name.
-
-    Raises:
-        LookupError: there is none, with the names of those that there are.
-    """
-    by_name = {speedup.NAME: speedup for speedup in REGISTRY}
-    if name not in by_name:
-        raise LookupError(f"speed-up {name!r}: there are {', '.join(by_name)}.")
-    return by_name[name]
+if TYPE_CHECKING:
+    from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name, recomputes
+    from .encoder_precision import asked_bits, halve_encoders
+    from .facts import describe_data, describe_model
+    from .lora import lora_settings
+    from .optimizers import BITSANDBYTES
+    from .precision import best_precision
+    from .registry import REGISTRY, find_speedup
+    from .sample import evaluating
+    from .trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
+else:
+    __getattr__, __dir__, __all__ = offer(__name__)

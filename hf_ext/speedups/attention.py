@@ -10,9 +10,16 @@ from torch import nn
 from transformers.models.esm.modeling_esm import EsmModel
 
 from ..errors import PlanRefused
-from ..models.kernels.attention import KERNELS, PREFIX, register_attention
-from ..models.kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
-from ..models.kernels.packing import PACKED_FAMILIES, find_encoders
+from ..models import (
+    KERNELS,
+    PACKED_FAMILIES,
+    PREFIX,
+    faesm_problem,
+    find_encoders,
+    register_attention,
+    restore_faesm,
+    swap_faesm,
+)
 from ..optional import import_problem
 from . import parity
 from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, cannot, off, refused, skipped

@@ -11,13 +11,11 @@ from weakref import finalize
 
 from torch import nn
 
-from ..data.batches.varlen_layout import change_layout
+from ..data import change_layout
 from ..hardware import Hardware
-from ..memory.forecast import MemoryModel, TrainConfig
-from ..memory.report import NUMERICS, Switch
-from ..models.kernels.packing import PaddingWatch
-from ..models.kernels.process_settings import Held
-from ..processes.sharding import splits_weights
+from ..memory import NUMERICS, MemoryModel, Switch, TrainConfig
+from ..models import Held, PaddingWatch
+from ..processes import splits_weights
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.batches.varlen_layout import change_layout
-from ..models.blocks import find_blocks
-from ..models.kernels.packing import find_encoders, is_packed, pack_encoders
-from ..processes.sharding import read_fsdp2
+from ..data import change_layout
+from ..models import find_blocks, find_encoders, is_packed, pack_encoders
+from ..processes import read_fsdp2
 from .base import Context, Decision, Kind, Run, Speedup, applied, cannot, off, recomputes, skipped
 from .parity import one_line
 from .sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype

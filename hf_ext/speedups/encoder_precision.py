@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn.functional import cosine_similarity
 
-from ..data.columns import read_columns
+from ..data import read_columns
 from ..hardware import Hardware
-from ..processes.sharding import fsdp_version
+from ..processes import fsdp_version
 from .base import (
     Context,
     Costs,

@@ -8,13 +8,9 @@ from typing import Any
 import datasets
 import torch
 
-from ..data.columns import column_names, has_numbered_rows, read_columns, row_lengths
-from ..data.fingerprint import kept_random_states
-from ..models.blocks import describe_blocks, find_blocks
-from ..models.kernels.packing import find_encoders
-from ..models.lora import has_adapters, unwrap_peft
-from ..models.optimizers import block_matrices
-from ..processes.sharding import num_elements
+from ..data import column_names, has_numbered_rows, kept_random_states, read_columns, row_lengths
+from ..models import block_matrices, describe_blocks, find_blocks, find_encoders, has_adapters, unwrap_peft
+from ..processes import num_elements
 from .base import DataFacts, ModelFacts
 
 PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from

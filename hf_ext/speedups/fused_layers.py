@@ -12,9 +12,8 @@ from transformers import BertForMaskedLM, EsmcForMaskedLM, EsmForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
-from ..data.batches.varlen_layout import locate_labels
-from ..models.kernels.replaced_forwards import find_replaceable, replace_forward, restore_forward, restore_forwards
-from ..models.losses import exact_loss, has_loss_of
+from ..data import locate_labels
+from ..models import exact_loss, find_replaceable, has_loss_of, replace_forward, restore_forward, restore_forwards
 from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, off, skipped
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
-from ..models.kernels.replaced_forwards import find_replaceable, replace_forward, restore_forwards
+from ..models import find_replaceable, replace_forward, restore_forwards
 from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, are_weights_split, off, skipped
 from .compile import Compile
 

@@ -10,13 +10,10 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import set_seed
 
-from ..checkpoints.weights import keep_source_digests
+from ..checkpoints import keep_source_digests
 from ..errors import PlanRefused
-from ..memory.forecast import MemoryModel, TrainConfig
-from ..memory.stored import optimizer_bytes, trained
-from ..models.blocks import find_base_layers
-from ..models.families import FAMILIES
-from ..models.lora import LoraSettings, has_adapters, narrow, wrap_with_lora
+from ..memory import MemoryModel, TrainConfig, optimizer_bytes, trained
+from ..models import FAMILIES, LoraSettings, find_base_layers, has_adapters, narrow, wrap_with_lora
 from .base import Context, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
 from .precision import Precision
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
-from ..memory.forecast import MemoryModel, TrainConfig
-from ..processes.sharding import fsdp_version
+from ..memory import MemoryModel, TrainConfig
+from ..processes import fsdp_version
 from .base import ADAMW, Context, Decision, Kind, Speedup, applied, off, optimizer_name, refused
 
 

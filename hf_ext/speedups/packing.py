@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import PlanRefused
-from ..models.kernels.packing import PaddingWatch, pack_encoders, unpack_encoders
+from ..models import PaddingWatch, pack_encoders, unpack_encoders
 from . import parity
 from .attention import FAMILIES, PACKED, Attention
 from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, off, skipped

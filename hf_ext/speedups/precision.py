@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 
 from ..hardware import Hardware, is_amd_cpu
-from ..memory.forecast import MemoryModel, TrainConfig
-from ..models.kernels.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
+from ..memory import MemoryModel, TrainConfig
+from ..models import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
 from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3

@@ -8,8 +8,8 @@ from typing import Any
 from peft import PeftModel
 
 from ..errors import ArgumentError
-from ..models.blocks import choose_classes, unused_parameters
-from ..processes.sharding import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
+from ..models import choose_classes, unused_parameters
+from ..processes import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
 from .base import ADAMW, Context, Decision, Run, Speedup, applied, off, optimizer_name, recomputes, refused
 
 LOSES_ADAPTERS = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..processes.sharding import fsdp_version
+from ..processes import fsdp_version
 from .base import Context, Decision, Run, Speedup, applied, off, skipped
 from .packing import FAMILIES, Packing
 

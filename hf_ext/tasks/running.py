@@ -14,19 +14,24 @@ from numpy.typing import ArrayLike
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from ..arguments.parser import FastArgumentParser
-from ..checkpoints.run_lock import run_folder
-from ..data.batches.masking import MaskingEpochCallback
-from ..data.columns import reads_text
+from ..arguments import FastArgumentParser
+from ..checkpoints import run_folder
+from ..data import MaskingEpochCallback, reads_text
 from ..errors import ArgumentError, DataError, NotFiniteError
-from ..evaluation.requirements import describe_failed, format_checked, raise_failed
-from ..reporting.charts import plot_loss
-from ..reporting.page import page_record
-from ..reporting.record import to_json
-from ..reporting.report import write_card, write_report
-from ..reporting.run_record import absolute_if_local, record_evaluations, record_run, write_json
-from ..reporting.throughput import ThroughputCallback
-from ..text.progress import start_run_log
+from ..evaluation import describe_failed, format_checked, raise_failed
+from ..reporting import (
+    ThroughputCallback,
+    absolute_if_local,
+    page_record,
+    plot_loss,
+    record_evaluations,
+    record_run,
+    to_json,
+    write_card,
+    write_json,
+    write_report,
+)
+from ..text import start_run_log
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS, FastTrainingArguments, evaluates_apart
 

@@ -20,19 +20,13 @@ from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..data.arguments import DataArguments
-from ..data.batches.tokenization import check_inputs
-from ..data.columns import read_columns
-from ..data.reading import is_on_hub
+from ..data import DataArguments, check_inputs, is_on_hub, read_columns
 from ..errors import HfExtError
-from ..memory.stored import WEIGHT_BYTES
-from ..models.configuration import EncoderSpec, Training
-from ..models.encoders import build_encoder
-from ..models.lora import wrap_with_lora
+from ..memory import WEIGHT_BYTES
+from ..models import EncoderSpec, Training, build_encoder, wrap_with_lora
 from ..plan import Plan
-from ..reporting.batch_counts import flops_coefficients
-from ..speedups.lora import lora_settings
-from ..speedups.trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
+from ..reporting import flops_coefficients
+from ..speedups import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH, lora_settings
 from ..training_args import FastTrainingArguments
 
 Level = Literal["stops", "warns"]

@@ -17,19 +17,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
 
-from ..checkpoints.retention import Sizes
+from ..checkpoints import Sizes
 from ..errors import ArgumentError
-from ..models.affinity import AffinityModel
-from ..models.blocks import block_classes, exact_modules, find_blocks
+from ..models import AffinityModel, block_classes, exact_modules, find_blocks
 from ..plan import Plan
-from ..processes.sharding import (
-    num_elements,
-    offload_device,
-    read_fsdp2,
-    replaces_optimizer,
-    splits_weights,
-    zero_stage,
-)
+from ..processes import num_elements, offload_device, read_fsdp2, replaces_optimizer, splits_weights, zero_stage
 from .host import Host
 
 Loss = torch.Tensor | tuple[torch.Tensor, Any]  # with what the model returned

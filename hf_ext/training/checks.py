@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..arguments.checks import check_choices
-from ..arguments.names import name_nearest
-from ..data.columns import has_numbered_rows
+from ..arguments import check_choices, name_nearest
+from ..data import has_numbered_rows
 from ..errors import ArgumentError, DataError
 from ..training_args import FastTrainingArguments
 from .backends import Backend

@@ -22,16 +22,23 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data.columns import column_names, read_columns
-from ..embeddings.dataset import EmbeddedDataset, EmbeddedResidues, factorize, join_parts, make_table
-from ..embeddings.encode import SHARD_STATES, EncodingReport, encode_finite, fill_store
-from ..embeddings.store import EmbeddingStore
+from ..data import column_names, read_columns
+from ..embeddings import (
+    SHARD_STATES,
+    EmbeddedDataset,
+    EmbeddedResidues,
+    EmbeddingStore,
+    EncodingReport,
+    encode_finite,
+    factorize,
+    fill_store,
+    join_parts,
+    make_table,
+)
 from ..errors import CacheError, DataError
 from ..hardware import detect_hardware
-from ..models.affinity import AffinityModel, in_float32
-from ..models.encoders import identify_encoder
-from ..models.kernels.process_settings import read_matmul_precision
-from ..processes.team import Team
+from ..models import AffinityModel, identify_encoder, in_float32, read_matmul_precision
+from ..processes import Team
 from .backends import Backend
 from .host import Host, Rows, name_evaluation_sets
 from .planned import PlannedRun

@@ -15,11 +15,11 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data.fingerprint import kept_random_states
+from ..data import kept_random_states
 from ..errors import ArgumentError
-from ..evaluation.row_metrics import ChosenRows, choose_rows
-from ..models.kernels.process_settings import replaced
-from ..processes.team import Team
+from ..evaluation import ChosenRows, choose_rows
+from ..models import replaced
+from ..processes import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
 from .host import Host
 from .nan_guard import can_be_best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import datasets
 import torch
@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from ..training_args import FastTrainingArguments
 
-Rows = datasets.Dataset | Dataset | Sequence[Mapping[str, Any]]
+Rows: TypeAlias = datasets.Dataset | Dataset | Sequence[Mapping[str, Any]]
 
 
 class Host(Protocol):

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import datasets
 from accelerate.utils import gather_object
@@ -18,19 +18,25 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import seed_worker
 
-from ..checkpoints.store import CheckpointStore
-from ..data.batches.batching import (
+from ..checkpoints import CheckpointStore
+from ..data import (
+    EPOCH_COLUMN,
+    START,
     EvenBatchSampler,
     LengthGroupedSampler,
+    PassedRows,
     RepeatedRows,
+    StreamBatchSampler,
     TokenBudgetBatchSampler,
     count_tokens,
+    has_numbered_rows,
+    is_split_by_node,
+    is_stream,
+    reads_text,
+    row_lengths,
 )
-from ..data.batches.masking import EPOCH_COLUMN
-from ..data.batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
-from ..data.columns import has_numbered_rows, reads_text, row_lengths
 from ..errors import ArgumentError, DataError, DataWorkerDied
-from ..models.kernels.process_settings import replaced
+from ..models import replaced
 from .host import Host, Rows
 from .overrides import find_override
 from .planned import PlannedRun
@@ -304,7 +310,7 @@ def take_rows(dataset: Rows, rows: Sequence[int]) -> Dataset:
     """Takes the rows of a map-style dataset with these numbers, in this order."""
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)
-    return Subset(dataset, list(map(int, rows)))
+    return Subset(cast(Dataset, dataset), list(map(int, rows)))
 
 
 @contextmanager

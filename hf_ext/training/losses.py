@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.batches.batching import RepeatedRows
+from ..data import RepeatedRows
 from ..labels import UNKNOWN
-from ..models.kernels.process_settings import replaced
-from ..models.kernels.replaced_forwards import has_foreign_forward, is_from
-from ..models.lora import unwrap_peft
-from ..models.losses import LossKind, exact_loss, find_loss_kind, sum_loss_rows
+from ..models import (
+    LossKind,
+    exact_loss,
+    find_loss_kind,
+    has_foreign_forward,
+    is_from,
+    replaced,
+    sum_loss_rows,
+    unwrap_peft,
+)
 from .host import Host
 from .overrides import TRAINING_LOSS, find_override
 

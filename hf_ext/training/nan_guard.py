@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
-from ..data.columns import has_numbered_rows
+from ..data import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
-from ..models.kernels.packing import PaddingWatch
+from ..models import PaddingWatch
 from ..speedups import Run
 from .backends import Backend
 from .host import Host

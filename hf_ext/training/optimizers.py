@@ -7,14 +7,18 @@ from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
 
 from ..errors import ArgumentError
-from ..models.affinity import AffinityModel
-from ..models.generation.model import AntibodyGenerator
-from ..models.lora import unwrap_peft
-from ..models.optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
+from ..models import (
+    AffinityModel,
+    AntibodyGenerator,
+    MuonAdamW,
+    block_matrices,
+    find_host_optimizer,
+    move_to_host,
+    unwrap_peft,
+)
 from ..optional import require
 from ..plan import Plan
-from ..speedups.base import optimizer_name
-from ..speedups.optimizers import BITSANDBYTES
+from ..speedups import BITSANDBYTES, optimizer_name
 from ..training_args import FastTrainingArguments
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from ..models.kernels.replaced_forwards import is_from, is_in
+from ..models import is_from, is_in
 
 # Trainer's own: a class of these is no override, nor is one whose methods hand on what these return.
 OWN_CLASSES = ("hf_ext", "transformers.trainer", "transformers.trainer_seq2seq")

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from transformers import TrainingArguments, enable_full_determinism, set_seed
 
-from ..checkpoints.run_lock import find_other_run
-from ..data.columns import reads_text
-from ..data.fingerprint import kept_random_states
+from ..checkpoints import find_other_run
+from ..data import kept_random_states, reads_text
 from ..files import describe_failure, is_disk_failure
-from ..models.kernels.process_settings import replaced
+from ..models import replaced
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run

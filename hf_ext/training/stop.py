@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..errors import DataWorkerDied, leave_terminal
-from ..models.kernels.process_settings import replaced
-from ..processes.team import Team
+from ..models import replaced
+from ..processes import Team
 from .host import Host
 
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less

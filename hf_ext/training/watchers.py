@@ -13,12 +13,18 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..errors import ArgumentError, DataError
-from ..evaluation.kinds import metrics_of
-from ..evaluation.metrics import PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, Summed
-from ..evaluation.row_metrics import RowMetrics
-from ..evaluation.stopping_rule import StoppingDecision, StoppingRule
-from ..processes.team import Team
-from ..text.units import less_is_better
+from ..evaluation import (
+    PLAIN_METRICS,
+    RATIO_METRICS,
+    THRESHOLD_METRICS,
+    RowMetrics,
+    StoppingDecision,
+    StoppingRule,
+    Summed,
+    metrics_of,
+)
+from ..processes import Team
+from ..text import less_is_better
 from ..training_args import FastTrainingArguments
 from .host import Host, Rows
 

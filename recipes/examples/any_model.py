@@ -19,13 +19,13 @@ from torch.nn import functional
 from transformers import EvalPrediction
 
 from hf_ext import Run, Task
-from hf_ext.arguments.checks import check_metric_name
+from hf_ext.arguments import check_metric_name
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation.verdict import MODEL, judge
-from hf_ext.masked_lm.results import compute_metrics, sum_rows
-from hf_ext.models.lora import require_base
-from hf_ext.tasks.running import check_scored
-from hf_ext.text.tables import format_table
+from hf_ext.evaluation import MODEL, judge
+from hf_ext.masked_lm import compute_metrics, sum_rows
+from hf_ext.models import require_base
+from hf_ext.tasks import check_scored
+from hf_ext.text import format_table
 
 CLASS_METRICS = ("loss", "accuracy")  # what an evaluation with `compute_accuracy` computes
 TOKEN_METRICS = ("loss", "perplexity", "accuracy")  # with `compute_next_tokens`

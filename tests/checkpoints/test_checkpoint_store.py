@@ -9,17 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from hf_ext.checkpoints.manifest import MANIFEST, FileRecord, Manifest, hash_file
-from hf_ext.checkpoints.retention import (
+from hf_ext.checkpoints import (
+    CheckpointStore,
     Entry,
-    Policy,
     Sizes,
     check_budget,
+    hash_file,
     needed_bytes,
     steps_beyond_limit,
     steps_for_room,
 )
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints.manifest import MANIFEST, FileRecord, Manifest
+from hf_ext.checkpoints.retention import Policy
 from hf_ext.errors import ArgumentError, CheckpointError
 
 

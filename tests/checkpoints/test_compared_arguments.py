@@ -8,7 +8,7 @@ from tiny_masked_lm import make_trainer
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from hf_ext.checkpoints.compare import compare_runs
+from hf_ext.checkpoints import compare_runs
 from hf_ext.checkpoints.free_to_differ import FREE_TO_DIFFER
 from hf_ext.errors import CheckpointError
 from hf_ext.tasks import TASKS, find_task

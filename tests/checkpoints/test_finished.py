@@ -11,13 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, check_model, find_model, write_model_manifest
+from hf_ext.checkpoints import MODEL_MANIFEST, check_model, find_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.steps import build_model as build_masked_lm
-from hf_ext.property.arguments import AffinityArguments
+from hf_ext.property import AffinityArguments, AffinityPredictor, check_predictions, load_model
 from hf_ext.property.building import build_model as build_affinity
-from hf_ext.property.predictor import AffinityPredictor, check_predictions, load_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

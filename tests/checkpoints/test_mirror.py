@@ -16,10 +16,8 @@ from run_outcomes import losses
 from safetensors.torch import load_file
 from tiny_classifier import ROWS, make_args, make_model
 
-from hf_ext.checkpoints import mirror
-from hf_ext.checkpoints.manifest import check_files, verify
-from hf_ext.checkpoints.mirror import MirroredStore
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints import CheckpointStore, MirroredStore, mirror, verify
+from hf_ext.checkpoints.manifest import check_files
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 

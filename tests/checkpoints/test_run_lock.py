@@ -17,9 +17,8 @@ from tiny_classifier import make_model
 from tiny_masked_lm import make_trainer
 from transformers import TrainerCallback
 
-from hf_ext.checkpoints import run_lock
-from hf_ext.checkpoints.run_lock import LOCK, find_other_run, hold_folder, run_folder
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints import CheckpointStore, find_other_run, run_folder, run_lock
+from hf_ext.checkpoints.run_lock import LOCK, hold_folder
 from hf_ext.errors import CheckpointError, FolderError, HfExtError
 from hf_ext.masked_lm.task import TASK
 from hf_ext.trainer import FastTrainer

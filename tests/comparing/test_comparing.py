@@ -21,7 +21,8 @@ from hf_ext.comparing.sides import (
     make_sides,
 )
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting.record import DecisionRecord, PlanRecord
+from hf_ext.reporting import PlanRecord
+from hf_ext.reporting.record import DecisionRecord
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"

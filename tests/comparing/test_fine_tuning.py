@@ -17,8 +17,7 @@ from hf_ext.comparing.running import ChildFailed, SideRun
 from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import LABEL, PREDICTION
-from hf_ext.property.prediction_file import write_predictions
-from hf_ext.property.results import PREDICTIONS, baseline_file
+from hf_ext.property import PREDICTIONS, baseline_file, write_predictions
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 RNG = np.random.default_rng(0)

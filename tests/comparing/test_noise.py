@@ -18,7 +18,7 @@ from hf_ext.comparing.report import format_comparison
 from hf_ext.comparing.running import SideRun
 from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting.record import Throughput
+from hf_ext.reporting import Throughput
 
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 

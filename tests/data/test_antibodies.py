@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from hf_ext.data.batches.antibodies import VOCABULARY, AntibodyCollator, AntibodyPair, PairEncoder, decode_pair
+from hf_ext.data import VOCABULARY, AntibodyCollator, AntibodyPair, PairEncoder, decode_pair
 from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
 

@@ -7,7 +7,7 @@ from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
 from torch.utils.data import BatchSampler, SequentialSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler as StockSampler
 
-from hf_ext.data.batches.batching import EvenBatchSampler, LengthGroupedSampler, TokenBudgetBatchSampler, count_tokens
+from hf_ext.data import EvenBatchSampler, LengthGroupedSampler, TokenBudgetBatchSampler, count_tokens
 from hf_ext.errors import DataError
 
 MODES = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])

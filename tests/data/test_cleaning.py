@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_sequences
+from hf_ext.data import DataArguments, load_sequences
 
 ALL = "ACDEFGHIKLMNPQRSTVWYXUZOBJ"
 

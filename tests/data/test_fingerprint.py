@@ -8,7 +8,7 @@ from datasets import Dataset, Value, concatenate_datasets, load_dataset, load_fr
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
-from hf_ext.data.fingerprint import compare_fingerprints, fingerprint
+from hf_ext.data import compare_fingerprints, fingerprint
 
 ROWS = {"heavy": ["EVQ", "QVQL", "DV"], "label": [1.5, None, 0.0], "good": [True, None, False]}
 
@@ -46,7 +46,7 @@ def test_a_changed_value_changes_the_hash_of_its_column_only():
 
 
 def test_how_the_rows_lie_in_memory_does_not_matter(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_ext.data.fingerprint.BLOCK_ROWS", 100)
+    monkeypatch.setattr("hf_ext.data.fingerprints.BLOCK_ROWS", 100)
     num_rows = 250  # two blocks and a part; nulls at places that are no multiple of 8
     table = Dataset.from_dict(
         {

@@ -10,8 +10,8 @@ from rapidfuzz.distance import Levenshtein
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from hf_ext.data import near_copies
-from hf_ext.data.near_copies import find_families, has_near, nearest_identities
+from hf_ext.data import near_copies, nearest_identities
+from hf_ext.data.near_copies import find_families, has_near
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 

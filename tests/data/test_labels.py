@@ -13,14 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from hf_ext.arguments.parser import FastArgumentParser
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.columns import label_array
-from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.arguments import FastArgumentParser
+from hf_ext.data import DataArguments, label_array, load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import UNKNOWN, kind_from_state, make_kind
 from hf_ext.labels.cells import order_names
-from hf_ext.property.arguments import AffinityArguments
+from hf_ext.property import AffinityArguments
 
 NUM_ROWS = 24
 

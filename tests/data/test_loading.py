@@ -7,8 +7,7 @@ import pickle
 import pytest
 from datasets import Value
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data, load_sequences
+from hf_ext.data import DataArguments, load_data, load_sequences
 from hf_ext.errors import ArgumentError, DataError
 
 BASE = "MKTVLACDEFGHIK"

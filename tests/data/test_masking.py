@@ -6,9 +6,7 @@ import pytest
 import torch
 from transformers import BertTokenizer, DataCollatorForLanguageModeling, EsmTokenizer
 
-from hf_ext.data.batches.masking import MaskedLMCollator, mark_evaluation
-from hf_ext.data.batches.tokenization import ResidueTokenizer
-from hf_ext.data.proteins import STANDARD
+from hf_ext.data import STANDARD, MaskedLMCollator, ResidueTokenizer, mark_evaluation
 from hf_ext.errors import DataError
 
 MASK = 32

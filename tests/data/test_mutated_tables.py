@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data
+from hf_ext.data import DataArguments, load_data
 from hf_ext.errors import DataError
 
 HEADER = ["id", "sequence", "note", "label", "group"]

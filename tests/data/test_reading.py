@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data
+from hf_ext.data import DataArguments, load_data
 from hf_ext.data.reading import read_parts
 from hf_ext.errors import DataError
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
+from hf_ext.data import DataArguments, leak_report
 from hf_ext.data import splits as splitting
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.split_report import describe_repeats, leak_report, repeat_report
+from hf_ext.data.split_report import describe_repeats, repeat_report
 from hf_ext.errors import DataError
 from hf_ext.labels import ONE_NUMBER, make_kind
 

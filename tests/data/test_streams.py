@@ -9,7 +9,8 @@ from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_
 from torch.utils.data import DataLoader
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
-from hf_ext.data.batches.streams import PassedRows, StreamBatchSampler, can_seek
+from hf_ext.data import PassedRows, StreamBatchSampler
+from hf_ext.data.batches.streams import can_seek
 from hf_ext.errors import CheckpointError, DataError
 
 READ: list[int] = []  # ids that sources were asked for

@@ -9,13 +9,9 @@ from tiny_t5 import T5_LETTERS, write_t5_vocabulary
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, EsmcTokenizer, EsmTokenizer, PreTrainedTokenizerFast, T5Config
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batches.tokenization import ResidueTokenizer, SequenceCollator
-from hf_ext.data.loading import load_data
-from hf_ext.data.proteins import RARE, STANDARD
-from hf_ext.data.split_report import find_missing
+from hf_ext.data import RARE, STANDARD, DataArguments, ResidueTokenizer, SequenceCollator, find_missing, load_data
 from hf_ext.errors import DataError
-from hf_ext.models.families import FAMILIES
+from hf_ext.models import FAMILIES
 
 ESM_VOCAB = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
 BERT_VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD, "X"]

@@ -15,7 +15,7 @@ from ranks import run_on_ranks
 from safetensors.torch import load_file
 from transformers import EsmcForMaskedLM, EsmForMaskedLM, EsmForSequenceClassification
 
-from hf_ext.models.affinity import AffinityModel
+from hf_ext.models import AffinityModel
 
 pytestmark = pytest.mark.nightly
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import EsmForMaskedLM, EsmForSequenceClassification
 
 from hf_ext.errors import CheckpointError
-from hf_ext.models.affinity import AffinityModel
+from hf_ext.models import AffinityModel
 
 pytestmark = [
     pytest.mark.nightly,

@@ -12,10 +12,10 @@ from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.hardware import describe_hardware
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import Plan
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.reporting.throughput import peak_bytes
-from hf_ext.speedups.base import Decision
-from hf_ext.tasks.sketch import Part, RowLengths, Stage, Step
+from hf_ext.property import AffinityArguments
+from hf_ext.reporting import peak_bytes
+from hf_ext.speedups import Decision
+from hf_ext.tasks import Part, RowLengths, Stage, Step
 from hf_ext.training_args import FastTrainingArguments
 
 TERA = 1e12

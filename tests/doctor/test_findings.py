@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from doctored import FOLDERS, GB, change, healthy, look, main, names
 
-from hf_ext.checkpoints.retention import Sizes
+from hf_ext.checkpoints import Sizes
 from hf_ext.doctor.estimates import Times
 from hf_ext.doctor.findings import find_problems, would_run
 from hf_ext.doctor.machine import Package

@@ -9,7 +9,7 @@ from hf_ext.doctor.page import format_page
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.memory.probe import BLOCK_BYTES, Ledger, record_pass
-from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models import AntibodyGenerator
 
 GIB = 2**30
 ESM_650M = MaskedLMArguments(model_size="esm2_650M")

@@ -10,8 +10,7 @@ from doctored import main
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
+from hf_ext.data import DataArguments, make_demo_encoders, make_demo_pairs
 from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.page import format_page
 from hf_ext.generation.arguments import GeneratorArguments
@@ -20,8 +19,7 @@ from hf_ext.generation.preparing import load_pairs, settle_columns
 from hf_ext.generation.sketching import count_flops, make_batch
 from hf_ext.generation.stages import settle_stage
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.generation.configuration import GeneratorConfig
-from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.models import AntibodyGenerator, GeneratorConfig
 from hf_ext.plan import make_plan
 
 SMALL = {"architecture": "transformer", "d_model": 16, "d_ff": 32, "num_heads": 2}

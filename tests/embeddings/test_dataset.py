@@ -7,14 +7,9 @@ from tiny_generators import ANTIGENS, TINY, make_on_encoder, make_rows
 from torch.utils.data import DataLoader
 from transformers import EsmTokenizer
 
-from hf_ext.data.batches.antibodies import AntibodyCollator, PairEncoder
-from hf_ext.data.batches.tokenization import ResidueTokenizer
-from hf_ext.embeddings.dataset import EmbeddedDataset, StateTable, make_table
-from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.store import EmbeddingStore
-from hf_ext.models.encoders import read_encoder
-from hf_ext.models.generation.esm import state_encoder, state_key
-from hf_ext.models.lora import LoraSettings
+from hf_ext.data import AntibodyCollator, PairEncoder, ResidueTokenizer
+from hf_ext.embeddings import EmbeddedDataset, EmbeddingStore, StateTable, fill_store, make_table
+from hf_ext.models import LoraSettings, read_encoder, state_encoder, state_key
 
 SEQUENCES = ["AC", "MKV", "G"]
 VALUES = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_ext.embeddings.encode import fill_store
-from hf_ext.embeddings.store import EmbeddingStore
+from hf_ext.embeddings import EmbeddingStore, fill_store
 from hf_ext.errors import NotFiniteError
 
 KEY = {"encoder": "toy"}

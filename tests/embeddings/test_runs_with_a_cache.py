@@ -18,7 +18,7 @@ import torch
 
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
-from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property import AffinityPredictor
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -145,7 +145,7 @@ def cache_evidence(output: Path) -> dict:
 
 
 def num_stored(cache: Path) -> int:
-    from hf_ext.embeddings.store import EmbeddingStore
+    from hf_ext.embeddings import EmbeddingStore
 
     (folder,) = cache.iterdir()
     return len(EmbeddingStore(cache, json.loads((folder / "key.json").read_text())))

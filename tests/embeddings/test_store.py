@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_ext.embeddings.store import EmbeddingStore
+from hf_ext.embeddings import EmbeddingStore
 from hf_ext.errors import CacheError, DataError, NotFiniteError
 
 KEY = {"encoder": "sha256:1", "dtype": "torch.float32"}

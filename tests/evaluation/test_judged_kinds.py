@@ -8,15 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hf_ext.evaluation import collapse_report
-from hf_ext.evaluation.kinds import metrics_of
-from hf_ext.evaluation.metrics import Summed
-from hf_ext.evaluation.row_metrics import RowMetrics
-from hf_ext.evaluation.scores import compare_paired
-from hf_ext.evaluation.stopping_rule import StoppingRule
-from hf_ext.evaluation.verdict import judge, judge_pair
+from hf_ext.evaluation import (
+    RowMetrics,
+    StoppingRule,
+    Summed,
+    collapse_report,
+    compare_paired,
+    judge,
+    judge_pair,
+    metrics_of,
+)
 from hf_ext.labels import make_kind
-from hf_ext.text.units import less_is_better, metric_name
+from hf_ext.text import less_is_better, metric_name
 
 THREE = make_kind("classification", ("place",), ("membrane", "nucleus", "other"))
 FREQUENCIES = THREE.constant_name

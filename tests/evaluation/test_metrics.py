@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import DataError
-from hf_ext.evaluation import METRIC_NAMES, load_metric, score_predictions
-from hf_ext.evaluation.kinds import rows_for
+from hf_ext.evaluation import METRIC_NAMES, RowMetrics, load_metric, rows_for, score_predictions
 from hf_ext.evaluation.metrics import Regression, mean_of_groups, per_group_spearman, score_names
-from hf_ext.evaluation.row_metrics import RowMetrics
 from hf_ext.labels import ONE_NUMBER
 
 

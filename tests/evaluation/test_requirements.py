@@ -5,8 +5,7 @@ import math
 import pytest
 
 from hf_ext.errors import ArgumentError, RequirementsFailed
-from hf_ext.evaluation import requirements
-from hf_ext.evaluation.requirements import check_requirements, describe_failed, parse_requirements
+from hf_ext.evaluation import check_requirements, describe_failed, parse_requirements, requirements
 
 KNOWN = ["spearman", "rmse", "recall"]
 

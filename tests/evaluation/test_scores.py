@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.kinds import rows_for
-from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.evaluation.scores import compare_paired, score_mean, score_predictions
+from hf_ext.evaluation import ResamplingUnits, compare_paired, rows_for, score_mean, score_predictions
 from hf_ext.labels import ONE_NUMBER
 
 PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.stopping_rule import StoppingDecision, StoppingRule
+from hf_ext.evaluation import StoppingDecision, StoppingRule
 
 LABELS = np.random.default_rng(0).normal(8, 1.5, 200)
 NOISE = np.random.default_rng(1).normal(0, 1.5, (30, 200))

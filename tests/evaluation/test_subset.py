@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation.row_metrics import choose_rows, choose_subset
+from hf_ext.evaluation import choose_rows
+from hf_ext.evaluation.row_metrics import choose_subset
 
 PINNED = [6, 20, 36, 37, 51, 58]  # what a run from another day or machine must find again
 

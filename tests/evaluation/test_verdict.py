@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hf_ext.evaluation.verdict import judge, judge_pair
+from hf_ext.evaluation import judge, judge_pair
 
 RIDGE = "one-hot ridge"
 

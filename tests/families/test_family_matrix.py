@@ -15,19 +15,16 @@ from run_outcomes import losses
 from tiny_masked_lm import largest_weight_difference
 from transformers import AutoModelForMaskedLM, BartConfig, DistilBertConfig, ViTConfig
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.proteins import STANDARD
+from hf_ext.data import STANDARD, DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.hub import push_folder
 from hf_ext.masked_lm import steps as building
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.models import families
-from hf_ext.models.encoders import LoraSettings, read_encoder
-from hf_ext.models.kernels.packing import PACKED_FAMILIES
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
-from hf_ext.property.predictor import AffinityPredictor
-from hf_ext.speedups.lora import lora_settings
+from hf_ext.models import PACKED_FAMILIES, families, read_encoder
+from hf_ext.models.encoders import LoraSettings
+from hf_ext.property import AffinityArguments, AffinityPredictor, build_collator
+from hf_ext.property.building import build_model
+from hf_ext.speedups import lora_settings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

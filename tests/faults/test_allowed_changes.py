@@ -13,7 +13,7 @@ from peft import PeftModel
 from stock_runs import BEST, ESM_KINDS, KINDS, LAYER_NORMS, NUM_STEPS, SAVED, Runs, differing
 from transformers import Trainer
 
-from hf_ext.checkpoints.compare import compare_runs
+from hf_ext.checkpoints import compare_runs
 from hf_ext.errors import ArgumentError, CheckpointError
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -19,8 +19,8 @@ from faulty_runs import (
 from miniature_esm import make_narrow_esm
 from transformers import TrainerCallback
 
+from hf_ext.checkpoints import CheckpointStore
 from hf_ext.checkpoints.manifest import read_stored
-from hf_ext.checkpoints.store import CheckpointStore
 from hf_ext.errors import CheckpointError
 
 NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"

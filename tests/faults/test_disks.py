@@ -30,9 +30,9 @@ from small_disks import (
 )
 from transformers import EsmForSequenceClassification, TrainerCallback
 
-from hf_ext.checkpoints.store import CheckpointStore
+from hf_ext.checkpoints import CheckpointStore
 from hf_ext.errors import ArgumentError, DiskFailure, exit_on_errors
-from hf_ext.text.progress import start_run_log
+from hf_ext.text import start_run_log
 from hf_ext.trainer import FastTrainer
 
 # Free room, in checkpoints, beside what else a run writes, and the checkpoints that stand at the end. Where there is no

@@ -16,7 +16,7 @@ import torch
 from launches import ONE_CPU, RECIPES, TWO_CPUS, run_recipe
 from safetensors.numpy import load_file
 
-from hf_ext.data.demo import make_demo_encoders, make_demo_pairs
+from hf_ext.data import make_demo_encoders, make_demo_pairs
 
 pytestmark = pytest.mark.nightly
 

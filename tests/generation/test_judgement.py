@@ -9,8 +9,7 @@ from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light
 from labelled_rows import make_labelled
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.resampling import ResamplingUnits
-from hf_ext.evaluation.verdict import MODEL
+from hf_ext.evaluation import MODEL, ResamplingUnits
 from hf_ext.generation.judging.copies import RANDOM, RETRIEVAL, SHUFFLED, find_recovery, judge_copies, make_baselines
 from hf_ext.generation.judging.discriminator import Discriminator, find_roles, judge_affinities
 from hf_ext.generation.judging.judgement import (

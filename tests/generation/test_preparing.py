@@ -10,10 +10,8 @@ from datasets import Dataset, DatasetDict
 from tiny_generators import AFFINITIES, ANTIGENS, HEAVIES, LIGHTS
 from transformers import EsmConfig
 
-from hf_ext.arguments.parser import parse_command
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batches.batching import TokenBudgetBatchSampler, count_tokens
-from hf_ext.data.demo import make_demo_pairs
+from hf_ext.arguments import parse_command
+from hf_ext.data import DataArguments, TokenBudgetBatchSampler, count_tokens, make_demo_pairs
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.building import Inputs, build_inputs, build_model
@@ -23,9 +21,8 @@ from hf_ext.generation.sampling import load_generator, sample_pairs
 from hf_ext.generation.stages import check_auto, settle_stage
 from hf_ext.generation.task import TASK
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.generation.configuration import GeneratorConfig
+from hf_ext.models import AntibodyGenerator, GeneratorConfig
 from hf_ext.models.generation.esm import PretrainedEncoder
-from hf_ext.models.generation.model import AntibodyGenerator
 from hf_ext.plan import make_plan
 from hf_ext.training_args import FastTrainingArguments
 

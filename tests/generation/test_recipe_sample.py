@@ -15,7 +15,7 @@ from hub_server import serve_hub
 from memorising_generator import ANTIGENS, CDR3, make_memorising, save_generator
 from tiny_generators import make_generator
 
-from hf_ext.data.batches.antibodies import EOS_ID, SEP_ID
+from hf_ext.data import EOS_ID, SEP_ID
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.generation.sample import main
 from hf_ext.generation.sampling import load_generator

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_generators import NAMES, make_generator, make_named
 
-from hf_ext.data.batches.antibodies import VOCABULARY, PairEncoder
+from hf_ext.data import VOCABULARY, PairEncoder
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.sampling import gumbel_noise, sample_pairs
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import DataError
-from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation import ResamplingUnits
 from hf_ext.heads.intervals import conformal_half_widths, least_units
 
 

@@ -18,10 +18,8 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.finished.predict import main as predict_table
 from hf_ext.heads import ensemble
 from hf_ext.heads.objectives import SquaredError
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.ensemble import DIRECTIONS, FEATURES, PRODUCT, HeadEnsemble, principal_directions
-from hf_ext.property.predictor import AffinityPredictor
-from hf_ext.property.task import TASK
+from hf_ext.models import DIRECTIONS, FEATURES, PRODUCT, AffinityModel, HeadEnsemble, principal_directions
+from hf_ext.property import TASK, AffinityPredictor
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 COLUMNS = ["heavy", "antigen"]

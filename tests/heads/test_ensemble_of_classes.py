@@ -11,11 +11,11 @@ from datasets import Dataset
 from labelled_rows import LETTERS, make_labelled
 from scipy.special import expit, softmax
 
-from hf_ext.heads.calibration import calibrate
-from hf_ext.heads.ensemble import choose_weights, fit_ensemble
+from hf_ext.heads import calibrate, fit_ensemble
+from hf_ext.heads.ensemble import choose_weights
 from hf_ext.heads.objectives import LogLoss
 from hf_ext.labels import UNKNOWN
-from hf_ext.models.affinity import AffinityModel
+from hf_ext.models import AffinityModel
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

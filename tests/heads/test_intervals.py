@@ -12,12 +12,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hf_ext.data.demo import make_demo_table
+from hf_ext.data import make_demo_table
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation import ResamplingUnits
 from hf_ext.finished.predict import main as predict_table
-from hf_ext.heads.intervals import conformal_half_widths, fit_intervals, half_width, score_intervals
-from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.heads import fit_intervals, half_width, score_intervals
+from hf_ext.heads.intervals import conformal_half_widths
+from hf_ext.property import AffinityPredictor
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -15,17 +15,13 @@ from doctored import look, main
 from protein_families import FAMILIES, write_family
 from transformers import AutoModel, AutoModelForTextEncoding, EsmConfig, EsmModel, EsmTokenizer
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.proteins import ESM_VOCABULARY, STANDARD
+from hf_ext.data import ESM_VOCABULARY, STANDARD, DataArguments
 from hf_ext.errors import ArgumentError
-from hf_ext.heads.layers import choose_layers
+from hf_ext.heads import choose_layers
 from hf_ext.labels import ONE_NUMBER, UNKNOWN, LabelKind, make_kind
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.encoders import identify_encoder
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
-from hf_ext.property.predictor import AffinityPredictor
-from hf_ext.property.task import TASK
+from hf_ext.models import AffinityModel, identify_encoder
+from hf_ext.property import TASK, AffinityArguments, AffinityPredictor, build_collator
+from hf_ext.property.building import build_model
 
 NORMS = {
     **{"esm": "encoder.emb_layer_norm_after", "esmc": "norm", "modernbert": "final_norm"},

@@ -12,9 +12,9 @@ import yaml
 from igt5_esm2 import LONGEST, OriginalModel, as_antibody, train_head, write_encoders
 from transformers import EsmTokenizer, T5Tokenizer
 
-from hf_ext.data.demo import make_demo_table
+from hf_ext.data import make_demo_table
 from hf_ext.errors import ArgumentError, CheckpointError, HfExtError
-from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property import AffinityPredictor
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "recipes" / "configs" / "igt5_esm2_original.yaml"

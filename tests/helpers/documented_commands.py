@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from transformers import HfArgumentParser
 
-from hf_ext.arguments.parser import FastArgumentParser
+from hf_ext.arguments import FastArgumentParser
 from hf_ext.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]

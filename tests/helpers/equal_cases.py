@@ -20,10 +20,9 @@ from token_rows import pad_rows
 from torch.distributed.tensor import DTensor
 from transformers import EsmForMaskedLM, EsmForSequenceClassification
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo import make_demo_encoders, make_demo_table
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
+from hf_ext.data import DataArguments, make_demo_encoders, make_demo_table
+from hf_ext.property import AffinityArguments, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -14,10 +14,9 @@ from protein_families import write_family
 from tiny_t5 import write_t5_encoder
 from token_rows import stack_rows
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.demo import make_demo_encoders
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
+from hf_ext.data import DataArguments, make_demo_encoders
+from hf_ext.property import AffinityArguments, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -10,7 +10,7 @@ from tiny_t5 import write_t5_encoder
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, T5EncoderModel, T5Tokenizer
 
-from hf_ext.data.demo import make_demo_encoders, make_demo_table
+from hf_ext.data import make_demo_encoders, make_demo_table
 
 HEAD_SIZES = (1024, 512, 256, 128)
 LONGEST = 512  # tokens

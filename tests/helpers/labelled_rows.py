@@ -6,10 +6,10 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from hf_ext.data.arguments import DataArguments
+from hf_ext.data import DataArguments
 from hf_ext.labels import make_kind
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
+from hf_ext.property import AffinityArguments, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -4,11 +4,9 @@ import torch
 from miniature_esm import NO_DROPOUT
 from transformers import BertConfig, BertModel, EsmConfig, EsmForMaskedLM, T5Config, T5EncoderModel
 
+from hf_ext.memory import MemoryModel, masked_lm_batch
 from hf_ext.memory.fakes import LayerSlice
-from hf_ext.memory.forecast import MemoryModel, masked_lm_batch
-from hf_ext.models.blocks import block_lists
-from hf_ext.models.kernels.packing import pack_encoders
-from hf_ext.models.lora import LoraSettings, wrap_with_lora
+from hf_ext.models import LoraSettings, block_lists, pack_encoders, wrap_with_lora
 from hf_ext.speedups.attention import set_attention
 
 # Width, heads, layers of the published checkpoints.

@@ -8,9 +8,10 @@ import torch
 from antibody_examples import heavy, light
 from tiny_generators import make_generator
 
-from hf_ext.checkpoints.finished_model import write_model_manifest
-from hf_ext.data.batches.antibodies import AntibodyCollator, PairEncoder, make_pair_tokenizer
-from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.checkpoints import write_model_manifest
+from hf_ext.data import AntibodyCollator, PairEncoder
+from hf_ext.data.batches.antibodies import make_pair_tokenizer
+from hf_ext.models import AntibodyGenerator
 
 ANTIGENS = ["MKTAYIAKQRQISFVKSH", "GGSWLLPACDEE"]
 CDR3 = "ARDYSSTF"

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import pytest
 
-from hf_ext.arguments.parser import parse_command
-from hf_ext.data.batches.tokenization import check_inputs
+from hf_ext.arguments import parse_command
+from hf_ext.data import check_inputs
 from hf_ext.errors import HfExtError
-from hf_ext.property.building import build_collator, build_model, settle_training
+from hf_ext.property import TASK, build_collator, settle_training
+from hf_ext.property.building import build_model
 from hf_ext.property.rows import describe_rows, load_rows
-from hf_ext.property.task import TASK
 
 NUM_ROWS = 60
 

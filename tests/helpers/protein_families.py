@@ -30,7 +30,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from hf_ext.data.proteins import ESM_VOCABULARY, STANDARD
+from hf_ext.data import ESM_VOCABULARY, STANDARD
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from page_checks import Page
 
-from hf_ext.reporting.page import page_record
-from hf_ext.reporting.report import write_card, write_report
+from hf_ext.reporting import page_record, write_card, write_report
 from hf_ext.tasks import TASKS, find_task
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

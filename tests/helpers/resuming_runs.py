@@ -13,10 +13,7 @@ import torch
 from run_outcomes import Killed
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batches.masking import MaskedLMCollator, mark_evaluation
-from hf_ext.data.batches.tokenization import SequenceCollator
-from hf_ext.data.proteins import STANDARD
+from hf_ext.data import STANDARD, DataArguments, MaskedLMCollator, SequenceCollator, mark_evaluation
 from hf_ext.masked_lm import results
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer

@@ -20,9 +20,10 @@ from safetensors import SafetensorError
 from token_rows import make_number_rows, stack_rows
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
+from hf_ext.checkpoints import CheckpointStore
 from hf_ext.checkpoints.run_lock import LOCK
-from hf_ext.checkpoints.store import CheckpointStore
-from hf_ext.text.progress import LOGGER, RunLog
+from hf_ext.text import LOGGER
+from hf_ext.text.progress import RunLog
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

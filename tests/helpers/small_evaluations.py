@@ -12,7 +12,7 @@ from miniature_esm import NO_DROPOUT, make_narrow_esm
 from token_rows import IGNORED, pad_rows
 from transformers import EsmForMaskedLM, EsmForSequenceClassification
 
-from hf_ext.masked_lm.results import sum_rows
+from hf_ext.masked_lm import sum_rows
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -2,11 +2,10 @@
 
 import torch
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.configuration import TowerSpec
-from hf_ext.models.encoders import LoraSettings, read_encoder
-from hf_ext.property.building import build_collator
+from hf_ext.data import DataArguments
+from hf_ext.models import AffinityModel, TowerSpec, read_encoder
+from hf_ext.models.encoders import LoraSettings
+from hf_ext.property import build_collator
 
 COLUMNS = ("heavy", "light", "antigen")
 ROWS = [

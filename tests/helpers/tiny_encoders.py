@@ -16,8 +16,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from hf_ext.models.kernels.attention import PREFIX, register_attention
-from hf_ext.models.kernels.packing import pack_encoders
+from hf_ext.models import PREFIX, pack_encoders, register_attention
 
 LENGTHS = (9, 4, 6, 4)
 

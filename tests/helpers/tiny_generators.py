@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from hf_ext.data.batches.antibodies import AntibodyCollator, PairEncoder
-from hf_ext.models.generation.configuration import GeneratorConfig
-from hf_ext.models.generation.model import AntibodyGenerator
+from hf_ext.data import AntibodyCollator, PairEncoder
+from hf_ext.models import AntibodyGenerator, GeneratorConfig
 
 NAMES = ("lstm", "lstm-attending", "transformer", "light")  # those that encode by themselves
 TINY = {"d_model": 16, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 2, "d_ff": 24, "hidden_size": 12}

@@ -9,17 +9,18 @@ import pytest
 import torch
 from transformers import EsmForMaskedLM, EvalPrediction, TrainingArguments
 
-from hf_ext.data.arguments import DataArguments
+from hf_ext.data import DataArguments
 from hf_ext.errors import ArgumentError, DataError, NotFiniteError
+from hf_ext.masked_lm import compute_metrics, sum_rows
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.results import UnigramBaseline, compute_metrics, score_split, sum_rows
+from hf_ext.masked_lm.results import UnigramBaseline, score_split
 from hf_ext.masked_lm.steps import (
     build_collator,
     build_model,
     build_tokenizer,
     prepare_splits,
 )
-from hf_ext.tasks.running import stock_arguments
+from hf_ext.tasks import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
 TINY = {"model_size": "demo"}

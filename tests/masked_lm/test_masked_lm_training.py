@@ -8,9 +8,7 @@ import transformers
 from masked_lm_trainer import build_trainer
 from transformers import DataCollatorForLanguageModeling
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batches.masking import mark_evaluation
-from hf_ext.data.proteins import STANDARD
+from hf_ext.data import STANDARD, DataArguments, mark_evaluation
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer, prepare_splits
 from hf_ext.trainer import FastTrainer

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional
 from transformers.optimization import Adafactor
 
+from hf_ext.memory import MemoryModel, TrainConfig, optimizer_bytes
 from hf_ext.memory.fakes import autocast_rule
-from hf_ext.memory.forecast import MemoryModel, TrainConfig
 from hf_ext.memory.probe import BLOCK_BYTES, GRADIENTS, OTHER, WEIGHTS, Ledger, record_pass
-from hf_ext.memory.stored import gradient_bytes, optimizer_bytes, weight_bytes
-from hf_ext.models.blocks import find_base_layers
+from hf_ext.memory.stored import gradient_bytes, weight_bytes
+from hf_ext.models import find_base_layers
 
 
 def test_a_linear_layer_takes_its_output():

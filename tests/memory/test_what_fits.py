@@ -8,17 +8,8 @@ import torch
 from ledger_subjects import SHAPES, make_model, make_subject
 from torch import nn
 
-from hf_ext.memory.forecast import MemoryModel, TrainConfig
-from hf_ext.memory.report import (
-    CONTEXT_BYTES,
-    IDLE_SHARE,
-    MemoryReport,
-    find_fix,
-    find_switches,
-    format_memory,
-    largest_rows,
-    report_memory,
-)
+from hf_ext.memory import MemoryModel, MemoryReport, TrainConfig, format_memory, report_memory
+from hf_ext.memory.report import CONTEXT_BYTES, IDLE_SHARE, find_fix, find_switches, largest_rows
 from hf_ext.speedups import REGISTRY
 
 GIB = 2**30

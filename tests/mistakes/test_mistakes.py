@@ -9,12 +9,11 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 from mistakes import BASE, NUM_ROWS, Case, Mistake, check_mistake, check_twin, make_sequence, parametrized, spread
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data
+from hf_ext.data import DataArguments, load_data
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation.alarms import unit_alarms
 from hf_ext.pretrained import check_folder
-from hf_ext.property.task import TASK
+from hf_ext.property import TASK
 
 PKD = BASE["pKd"]
 

@@ -11,15 +11,13 @@ from tiny_affinity import ROWS
 from tiny_t5 import write_t5_encoder
 from transformers import RobertaConfig
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.batches.tokenization import STREAM_CHECK_ROWS, check_inputs
+from hf_ext.data import DataArguments, check_inputs
+from hf_ext.data.batches.tokenization import STREAM_CHECK_ROWS
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.models.configuration import EncoderSpec, TowerSpec, build_config
-from hf_ext.models.encoders import fingerprint_weights, load_encoder, read_encoder
-from hf_ext.models.lora import LoraSettings
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model, tower_inputs
-from hf_ext.property.rows import check_splits
+from hf_ext.models import EncoderSpec, LoraSettings, TowerSpec, build_config, load_encoder, read_encoder
+from hf_ext.models.encoders import fingerprint_weights
+from hf_ext.property import AffinityArguments, build_collator, check_splits
+from hf_ext.property.building import build_model, tower_inputs
 
 THREE = ["heavy", "light", "antigen"]
 

@@ -10,7 +10,7 @@ from tiny_t5 import write_t5_encoder
 from transformers import AutoModel
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.affinity import AffinityModel
+from hf_ext.models import AffinityModel
 from hf_ext.models.encoders import LoraSettings
 
 

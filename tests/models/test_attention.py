@@ -9,11 +9,12 @@ from tiny_encoders import esm_encoder, largest_error, make_batch, packed, tiny_e
 from torch import nn
 from transformers import EsmModel, T5Config, T5ForConditionalGeneration
 
-from hf_ext.data.batches.varlen_layout import VarlenLayout
+from hf_ext.data import VarlenLayout
+from hf_ext.models import KERNELS, PREFIX, flop_counter
 from hf_ext.models.kernels import blocked_attention as blocked
-from hf_ext.models.kernels.attention import KERNELS, PREFIX, padded_attention
-from hf_ext.models.kernels.blocked_attention import blocked_attention, flop_counter
-from hf_ext.reporting.batch_counts import flops_coefficients
+from hf_ext.models.kernels.attention import padded_attention
+from hf_ext.models.kernels.blocked_attention import blocked_attention
+from hf_ext.reporting import flops_coefficients
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 

@@ -25,13 +25,8 @@ from torch import nn
 
 from hf_ext.errors import ArgumentError
 from hf_ext.memory.fakes import slice_layers
-from hf_ext.models.blocks import (
-    block_classes,
-    choose_classes,
-    find_blocks,
-    name_blocks,
-    unused_parameters,
-)
+from hf_ext.models import block_classes, choose_classes, find_blocks, unused_parameters
+from hf_ext.models.blocks import name_blocks
 
 
 def places(model) -> dict[str, int]:

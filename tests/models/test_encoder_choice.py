@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.families import CANDIDATES, Candidate, choose_encoder
+from hf_ext.models import choose_encoder
+from hf_ext.models.families import CANDIDATES, Candidate
 
 TRAININGS = ("frozen", "lora", "full")
 

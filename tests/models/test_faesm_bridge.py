@@ -10,7 +10,7 @@ from transformers.models.esm.modeling_esm import EsmSelfAttention
 
 from hf_ext.errors import ArgumentError, MissingDependencyError
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
+from hf_ext.models import faesm_problem, restore_faesm, swap_faesm
 
 HOLES = make_batch(masked=False)
 HOLES["attention_mask"][0, 2] = HOLES["attention_mask"][1, 0] = 0  # inside of a protein, and its first token

@@ -6,8 +6,7 @@ from miniature_esm import make_wide_esm
 from torch import nn
 from transformers import EsmModel
 
-from hf_ext.models.encoders import load_encoder, read_encoder
-from hf_ext.models.lora import LoraSettings
+from hf_ext.models import LoraSettings, load_encoder, read_encoder
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ext.models.head import RegressionHead, pool
+from hf_ext.models import pool
+from hf_ext.models.head import RegressionHead
 from hf_ext.models.losses import regression_loss
 
 # Two rows of four tokens, two wide: special, residues, special or padding.

@@ -6,13 +6,12 @@ import pytest
 import torch
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows
 
-from hf_ext.data.batches.tokenization import SequenceCollator
+from hf_ext.data import SequenceCollator
 from hf_ext.errors import ArgumentError
 from hf_ext.labels import ONE_NUMBER, make_kind
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.configuration import TowerSpec, build_config
-from hf_ext.models.encoders import LoraSettings, read_encoder
-from hf_ext.property.arguments import AffinityArguments
+from hf_ext.models import AffinityModel, TowerSpec, build_config, read_encoder
+from hf_ext.models.encoders import LoraSettings
+from hf_ext.property import AffinityArguments
 from hf_ext.property.building import build_model
 
 RESIDUES = ["residue_classes", "residue_numbers"]

@@ -20,15 +20,8 @@ from transformers import (
 )
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.models.lora import (
-    LoraSettings,
-    find_heads,
-    find_targets,
-    has_adapters,
-    merged_copy,
-    wrap_with_lora,
-)
+from hf_ext.models import AffinityModel, LoraSettings, has_adapters, merged_copy, wrap_with_lora
+from hf_ext.models.lora import find_heads, find_targets
 
 IDS = {"input_ids": torch.tensor([[0, 5, 6, 7, 9, 2], [0, 8, 8, 4, 5, 2]])}
 EXACT = LoraSettings(r=2, dropout=0.0)

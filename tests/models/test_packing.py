@@ -44,12 +44,11 @@ from transformers import (
 )
 from transformers.models.t5.modeling_t5 import T5Stack
 
-from hf_ext.data.batches.masking import MaskedLMCollator
-from hf_ext.data.batches.tokenization import ResidueTokenizer
-from hf_ext.data.batches.varlen_layout import LayoutMaker, VarlenLayout, change_layout
+from hf_ext.data import MaskedLMCollator, ResidueTokenizer, VarlenLayout, change_layout
+from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import ArgumentError
-from hf_ext.models.blocks import find_blocks
-from hf_ext.models.kernels.packing import find_encoders, keeps_sequences_apart, pack_encoders, unpack_encoders
+from hf_ext.models import find_blocks, find_encoders, pack_encoders, unpack_encoders
+from hf_ext.models.kernels.packing import keeps_sequences_apart
 from hf_ext.speedups.fused_layers import label_only
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ext.evaluation.verdict import judge, judge_pair
+from hf_ext.evaluation import judge, judge_pair
 from hf_ext.labels import make_kind
 from hf_ext.property.results import make_advice
 from hf_ext.property.scoring import SplitScores

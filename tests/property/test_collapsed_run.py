@@ -14,17 +14,15 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hf_ext.arguments.parser import parse_command
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data
-from hf_ext.evaluation.verdict import judge
-from hf_ext.models.affinity import AffinityModel
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
+from hf_ext.arguments import parse_command
+from hf_ext.data import DataArguments, load_data
+from hf_ext.evaluation import judge
+from hf_ext.models import AffinityModel
+from hf_ext.property import TASK, AffinityArguments, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.property.results import collect_results
 from hf_ext.property.scoring import compute_metrics, score_split
-from hf_ext.property.task import TASK
-from hf_ext.tasks.running import Run
+from hf_ext.tasks import Run
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -7,14 +7,12 @@ import pytest
 from disk_samples import sampled
 from igt5_esm2 import write_encoders, write_rows
 
-from hf_ext.arguments.parser import parse_command
-from hf_ext.data.arguments import DataArguments
+from hf_ext.arguments import parse_command
+from hf_ext.data import DataArguments
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
-from hf_ext.property.predictor import AffinityPredictor
-from hf_ext.property.task import TASK
+from hf_ext.property import TASK, AffinityArguments, AffinityPredictor, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ from hf_ext.errors import ArgumentError, DataError, RequirementsFailed
 from hf_ext.finished.evaluate import main as evaluate
 from hf_ext.finished.predict import main as predict
 from hf_ext.labels import ONE_NUMBER, make_kind
+from hf_ext.property import TASK
 from hf_ext.property.building import settle_residue_steps
-from hf_ext.property.task import TASK
-from hf_ext.reporting.run_files import read_run
+from hf_ext.reporting import read_run
 
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])
 QUICK = (

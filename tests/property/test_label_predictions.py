@@ -9,9 +9,10 @@ from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows, make_tr
 from scipy.special import expit, softmax
 
 from hf_ext.errors import ArgumentError
-from hf_ext.heads.calibration import LIMITS, calibrate, fit_temperature
+from hf_ext.heads import calibrate
+from hf_ext.heads.calibration import LIMITS, fit_temperature
 from hf_ext.labels import make_kind
-from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property import AffinityPredictor
 
 WITH_CLASSES = ["classes", "sets", "residue_classes"]
 

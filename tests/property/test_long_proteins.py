@@ -15,8 +15,7 @@ from hf_ext.finished.evaluate import main as evaluate
 from hf_ext.finished.predict import main as predict
 from hf_ext.generation.task import TASK as GENERATOR
 from hf_ext.masked_lm.task import TASK as MASKED_LM
-from hf_ext.property.predictor import AffinityPredictor
-from hf_ext.property.task import TASK
+from hf_ext.property import TASK, AffinityPredictor
 
 LONG, OTHER = make_sequence(1, 40), make_sequence(2, 50)  # the run below reads 30
 SPLITS = ("train", "train", "validation", "test")

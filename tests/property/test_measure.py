@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from hf_ext.arguments.parser import parse_command
+from hf_ext.arguments import parse_command
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.evaluation import RowMetrics
 from hf_ext.labels import ONE_NUMBER, make_kind
-from hf_ext.property.arguments import AffinityArguments
+from hf_ext.property import TASK, AffinityArguments
 from hf_ext.property.measure import check_measure, describe_measure, settle_measure
-from hf_ext.property.task import TASK
 from hf_ext.training_args import FastTrainingArguments
 
 CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))

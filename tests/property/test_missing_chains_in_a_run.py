@@ -14,13 +14,12 @@ from mistakes import make_sequence
 from resuming_runs import Kill, Killed
 from run_outcomes import same_tensors
 
-from hf_ext.baselines.fitted import pooled_features
-from hf_ext.data.arguments import DataArguments
+from hf_ext.baselines import pooled_features
+from hf_ext.data import DataArguments
 from hf_ext.embeddings import encode as encoding
 from hf_ext.errors import DataError
-from hf_ext.property.arguments import AffinityArguments
-from hf_ext.property.building import build_collator, build_model
-from hf_ext.property.predictor import AffinityPredictor
+from hf_ext.property import AffinityArguments, AffinityPredictor, build_collator
+from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -19,11 +19,11 @@ from hub_server import HubServer, serve_hub
 
 import hf_ext
 from hf_ext.baselines import fitted as baselines
-from hf_ext.checkpoints.finished_model import MODEL_MANIFEST, find_model, write_model_manifest
+from hf_ext.checkpoints import MODEL_MANIFEST, find_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
+from hf_ext.property import AffinityPredictor
 from hf_ext.property import predictor as predictor_module
-from hf_ext.property.predictor import AffinityPredictor
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

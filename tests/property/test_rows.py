@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_ext.data.arguments import DataArguments
-from hf_ext.data.loading import load_data
-from hf_ext.property.rows import describe_units, find_slices, find_units
+from hf_ext.data import DataArguments, load_data
+from hf_ext.property import describe_units
+from hf_ext.property.rows import find_slices, find_units
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 BY_PART = {"split_column": "part"}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from datasets import Dataset, concatenate_datasets
 
-from hf_ext.baselines.fitted import Baselines, fit_baselines
-from hf_ext.data.proteins import STANDARD
-from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.baselines import Baselines
+from hf_ext.baselines.fitted import fit_baselines
+from hf_ext.data import STANDARD
+from hf_ext.evaluation import ResamplingUnits
 from hf_ext.property import scoring
 from hf_ext.property.scoring import score_split
 from hf_ext.trainer import FastTrainer

@@ -12,7 +12,7 @@ from recipe_runs import ALONE, run
 from hf_ext.comparing.sides import CompareArguments, make_sides
 from hf_ext.errors import ArgumentError
 from hf_ext.finished.predict import main as predict
-from hf_ext.property.task import TASK
+from hf_ext.property import TASK
 
 QUICK = "--num_train_epochs 2 --disable_tqdm true --use_cpu true --split_sizes 0.6 0.2 0.2 --logging_strategy epoch"
 

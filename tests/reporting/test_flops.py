@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import EsmForMaskedLM, EsmModel, T5Config, T5EncoderModel, T5ForConditionalGeneration
 
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting.batch_counts import flops_coefficients
+from hf_ext.reporting import flops_coefficients
 
 BATCH, LENGTH = 3, 24
 

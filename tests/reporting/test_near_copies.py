@@ -1,7 +1,8 @@
 """Near copies are told as shares of checked rows, and the sample is stated."""
 
+from hf_ext.reporting import Leaks
 from hf_ext.reporting.data_section import describe_near_copies
-from hf_ext.reporting.record import Leak, Leaks, Near
+from hf_ext.reporting.record import Leak, Near
 
 
 def leak(*counts, num_checked=2000, num_test_rows=26212):

@@ -26,7 +26,7 @@ from report_runs import (
 )
 
 from hf_ext.errors import DataError
-from hf_ext.reporting.report import write_report
+from hf_ext.reporting import write_report
 from hf_ext.reporting.run_files import hide_folders
 
 SECTIONS = ["result", "limits", "model", "loading", "data", "training", "plan", "cost", "reproduce", "licence"]

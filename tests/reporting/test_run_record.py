@@ -10,17 +10,19 @@ import torch
 from torch import nn
 from transformers import TrainerControl, TrainerState
 
-from hf_ext.arguments.parser import FastArgumentParser
-from hf_ext.reporting.record import (
+from hf_ext.arguments import FastArgumentParser
+from hf_ext.reporting import (
     CommonRecord,
-    ModelRecord,
     PlanRecord,
+    RunClockCallback,
     RunRecord,
     Throughput,
     from_json,
+    record_run,
     to_json,
+    write_json,
 )
-from hf_ext.reporting.run_record import RunClockCallback, record_run, write_json
+from hf_ext.reporting.record import ModelRecord
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

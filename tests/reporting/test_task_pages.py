@@ -16,7 +16,7 @@ from report_runs import (
 )
 from tiny_generators import make_generator
 
-from hf_ext.evaluation.resampling import ResamplingUnits
+from hf_ext.evaluation import ResamplingUnits
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.judging.judgement import judge_condition, judge_generated
 from hf_ext.generation.rows import AntibodyRows, Sampling

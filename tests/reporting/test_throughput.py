@@ -20,10 +20,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_ext.data.batches.antibodies import PairEncoder
+from hf_ext.data import PairEncoder
 from hf_ext.hardware import describe_hardware
+from hf_ext.reporting import ThroughputCallback
 from hf_ext.reporting.batch_counts import BatchCounter
-from hf_ext.reporting.throughput import Device, ThroughputCallback
+from hf_ext.reporting.throughput import Device
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -12,8 +12,7 @@ from token_rows import pad_rows
 from torch import nn
 from transformers import BertModel, EsmModel
 
-from hf_ext.models.blocks import find_blocks
-from hf_ext.models.optimizers import MuonAdamW
+from hf_ext.models import MuonAdamW, find_blocks
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 

@@ -12,8 +12,8 @@ from transformers import EsmForMaskedLM
 
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
+from hf_ext.models import find_encoders
 from hf_ext.models.kernels import attention as kernels
-from hf_ext.models.kernels.packing import find_encoders
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 

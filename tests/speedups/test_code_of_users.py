@@ -22,8 +22,7 @@ from transformers import (
 )
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
-from hf_ext.data.batches.masking import MaskedLMCollator
-from hf_ext.data.batches.tokenization import ResidueTokenizer
+from hf_ext.data import MaskedLMCollator, ResidueTokenizer
 from hf_ext.errors import PlanRefused
 from hf_ext.speedups.precision import VARIABLES
 from hf_ext.trainer import FastTrainer

@@ -12,7 +12,7 @@ from token_rows import pad_rows
 
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.optimizers import find_host_optimizer
+from hf_ext.models import find_host_optimizer
 from hf_ext.plan import make_plan
 
 A100 = describe_hardware("A100")

@@ -13,15 +13,8 @@ from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
-from hf_ext.speedups import (
-    REGISTRY,
-    Context,
-    DataFacts,
-    ModelFacts,
-    Run,
-    Speedup,
-    find_speedup,
-)
+from hf_ext.speedups import REGISTRY, Context, Run, Speedup, find_speedup
+from hf_ext.speedups.base import DataFacts, ModelFacts
 from hf_ext.speedups.precision import VARIABLES, CpuThreads
 from hf_ext.training_args import FastTrainingArguments
 

@@ -17,10 +17,11 @@ from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_d
 from hf_ext.baselines.fitted import encode_as_before
 from hf_ext.errors import CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
-from hf_ext.models.lora import HalfLinear, LoraSettings, merged_copy, wrap_with_lora
+from hf_ext.models import LoraSettings, merged_copy, wrap_with_lora
+from hf_ext.models.lora import HalfLinear
 from hf_ext.optional import import_problem
 from hf_ext.plan import make_plan
-from hf_ext.property.predictor import AffinityPredictor, load_model
+from hf_ext.property import AffinityPredictor, load_model
 from hf_ext.speedups import encoder_precision
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -8,14 +8,15 @@ from tiny_masked_lm import make_args, make_trainer
 from torch import nn
 
 from hf_ext import speedups
-from hf_ext.arguments.training_fields import PredictingArguments
-from hf_ext.checkpoints.compare import compare_runs
+from hf_ext.arguments import PredictingArguments
+from hf_ext.checkpoints import compare_runs
 from hf_ext.errors import ArgumentError
 from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.memory.forecast import MemoryModel, TrainConfig
+from hf_ext.memory import MemoryModel, TrainConfig
 from hf_ext.memory.report import find_switches
-from hf_ext.property.predictor import training_arguments
-from hf_ext.speedups.base import Speedup, applied, off
+from hf_ext.property import training_arguments
+from hf_ext.speedups import Speedup
+from hf_ext.speedups.base import applied, off
 
 
 class Toy(Speedup):
@@ -47,7 +48,7 @@ class Toy(Speedup):
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setattr(speedups, "REGISTRY", (*speedups.REGISTRY, Toy()))
+    monkeypatch.setattr("hf_ext.speedups.registry.REGISTRY", (*speedups.REGISTRY, Toy()))
 
 
 def test_a_speed_up_of_one_class_and_one_entry_is_decided_applied_and_undone(toy, tmp_path):

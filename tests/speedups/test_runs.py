@@ -18,7 +18,7 @@ from transformers import EsmForTokenClassification, Trainer
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
-from hf_ext.models.optimizers import MuonAdamW, block_matrices
+from hf_ext.models import MuonAdamW, block_matrices
 from hf_ext.speedups.fused_layers import label_only
 from hf_ext.speedups.fused_qkv import fuse_qkv
 from hf_ext.trainer import FastTrainer

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from small_evaluations import Scripted, make_rows, make_trainer
 
-from hf_ext.property.task import TASK
+from hf_ext.property import TASK
 
 BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 3}
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "epoch"}

@@ -15,8 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from watched_runs import LABELS, NOISE, NUM_ROWS, Kill, make_script, make_trainer, model_of
 
 from hf_ext.errors import ArgumentError, CheckpointError, DataError
-from hf_ext.evaluation import score_predictions
-from hf_ext.evaluation.row_metrics import RowMetrics, choose_rows
+from hf_ext.evaluation import RowMetrics, choose_rows, score_predictions
 from hf_ext.labels import make_kind
 from hf_ext.trainer import FastTrainer
 

@@ -9,7 +9,8 @@ from datasets import Dataset
 from token_rows import pad_rows
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.models.losses import LOSS_KINDS, exact_loss, find_loss_kind
+from hf_ext.models import exact_loss, find_loss_kind
+from hf_ext.models.losses import LOSS_KINDS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

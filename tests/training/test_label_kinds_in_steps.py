@@ -10,7 +10,7 @@ from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows, make_tr
 from transformers import Trainer, TrainerCallback
 
 from hf_ext.errors import CacheError
-from hf_ext.models.affinity import AffinityModel
+from hf_ext.models import AffinityModel
 
 PACKED = {"speedups": ["attention", "packing"], "max_tokens_per_batch": 64, "train_sampling_strategy": "random"}
 

@@ -17,9 +17,9 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
-from hf_ext.reporting.speed_line import SpeedLine
-from hf_ext.reporting.throughput import ThroughputCallback
-from hf_ext.text.progress import LiveProgress, describe_metrics, describe_training, find_shortfall
+from hf_ext.reporting import SpeedLine, ThroughputCallback
+from hf_ext.text import LiveProgress, describe_training, find_shortfall
+from hf_ext.text.progress import describe_metrics
 
 ROWS = make_script(*(model_of(error, i) for i, error in enumerate((1.5, 1.0, 0.5, 0.3))))
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from hf_ext.checkpoints.manifest import Manifest, verify
+from hf_ext.checkpoints import verify
+from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.errors import CheckpointError, DiskFailure
 from hf_ext.trainer import FastTrainer
 

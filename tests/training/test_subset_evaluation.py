@@ -8,7 +8,7 @@ from small_evaluations import Scripted, count, evaluated_epochs, evaluations, ma
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation.row_metrics import RowMetrics
+from hf_ext.evaluation import RowMetrics
 from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

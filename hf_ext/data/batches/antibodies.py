@@ -22,8 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ...errors import DataError
-from ...labels import UNKNOWN
-from ...labels.cells import shorten
+from ...labels import UNKNOWN, shorten
 from ..columns import factorize, read_columns
 from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from .tokenization import ResidueTokenizer

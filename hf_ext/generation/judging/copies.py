@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...data.near_copies import kmer_cosines, nearest_identities
+from ...data import kmer_cosines, nearest_identities
 from ...errors import DataError
-from ...evaluation._arrays import FloatArray, places_of
-from ...evaluation.scores import Score
+from ...evaluation import FloatArray, Score, places_of
 from ..rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score
 
 NOT_NEAR = 0.7  # identity below which no nearest chain is looked for; it stands for all that is lower

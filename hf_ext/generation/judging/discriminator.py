@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoints.finished_model import find_model
+from ...checkpoints import find_model
 from ...errors import ArgumentError, DataError
-from ...evaluation._arrays import FloatArray
-from ...evaluation.scores import Score, score_predictions
-from ...property.predictor import AffinityPredictor
-from ...reporting.record import RunRecord, VerdictRecord
-from ...reporting.run_files import read_record
+from ...evaluation import FloatArray, Score, score_predictions
+from ...property import AffinityPredictor
+from ...reporting import RunRecord, VerdictRecord, read_record
 from ..rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
 
 THRESHOLD = 7.0  # pKd: 100 nM

@@ -10,11 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DataError
-from ...evaluation._arrays import places_of
-from ...evaluation.resampling import MIN_UNITS, ResamplingUnits
-from ...evaluation.scores import PairedComparison
-from ...evaluation.verdict import MODEL, find_hardest
-from ...text.units import capitalize, score, share
+from ...evaluation import MIN_UNITS, MODEL, PairedComparison, ResamplingUnits, find_hardest, places_of
+from ...text import capitalize, score, share
 from ..rows import AntibodyRows, Sampling, compare_means, find_problems, mean_score
 from .copies import RANDOM, find_recovery, judge_copies, make_baselines
 from .discriminator import THRESHOLD, Discriminator, judge_affinities

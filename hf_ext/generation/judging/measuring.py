@@ -17,14 +17,13 @@ import numpy as np
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ...data.splits import draw_rows
+from ...data import draw_rows
 from ...errors import DataError
-from ...evaluation._arrays import FloatArray
+from ...evaluation import FloatArray
 from ...files import write_csv, write_text
-from ...processes.team import do_on_main
-from ...tasks.running import check_scored, with_absolute_path
-from ...text.tables import format_table
-from ...text.units import format_cell
+from ...processes import do_on_main
+from ...tasks import check_scored, with_absolute_path
+from ...text import format_cell, format_table
 from ..arguments import GeneratorArguments
 from ..building import Inputs
 from ..describing import PASSED, score_rows

@@ -6,12 +6,12 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ...arguments.checks import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, Range, check_ranges
-from ...data.batches.antibodies import BOS_ID, EOS_ID, PAD_ID, SEP_ID, VOCABULARY
+from ...arguments import ABOVE_ZERO, COUNT, FINITE, SHARE_BELOW_ONE, WIDTH, Range, check_ranges
+from ...data import BOS_ID, EOS_ID, PAD_ID, SEP_ID, VOCABULARY
 from ...errors import ArgumentError
 
 SHARE = Range("from 0 to 1", lambda value: 0 <= value <= 1)
-RANGES = {
+GENERATOR_RANGES = {
     **dict.fromkeys(("d_model", "d_ff", "hidden_size"), WIDTH),
     **dict.fromkeys(("num_heads", "num_encoder_layers", "num_decoder_layers", "vocab_size"), COUNT),
     "dropout": SHARE_BELOW_ONE,
@@ -97,7 +97,7 @@ class GeneratorConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: object):
         if self.architecture not in SIZES:
             raise ArgumentError(f"architecture={self.architecture!r}: allowed are {', '.join(SIZES)}.")
-        check_ranges(self, RANGES)
+        check_ranges(self, GENERATOR_RANGES)
         if self.architecture != "lstm" and self.d_model % self.num_heads:
             raise ArgumentError(f"d_model={self.d_model} with num_heads={self.num_heads}: must be a multiple of it.")
         if self.architecture != "lstm" and self.d_model % 2:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from ...data.batches.tokenization import ResidueTokenizer
+from ...data import ResidueTokenizer
 from ...errors import ArgumentError
 from ..configuration import EncoderSpec
 from ..encoders import build_encoder, identify_encoder, load_encoder, set_trainable

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...data.batches.varlen_layout import VarlenLayout
+from ...data import VarlenLayout
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates, sinusoids
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ...data.batches.varlen_layout import VarlenLayout
+from ...data import VarlenLayout
 from ...errors import ArgumentError
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates

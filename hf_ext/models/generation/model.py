@@ -12,8 +12,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from ...data.batches.antibodies import BOS_ID, PAD_ID, UNKNOWN_ID
-from ...data.batches.varlen_layout import VarlenLayout
+from ...data import BOS_ID, PAD_ID, UNKNOWN_ID, VarlenLayout
 from ...errors import ArgumentError
 from ...labels import UNKNOWN
 from ..lora import merge_layers

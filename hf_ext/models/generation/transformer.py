@@ -15,7 +15,7 @@ from transformers import T5Config
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
-from ...data.batches.varlen_layout import VarlenLayout
+from ...data import VarlenLayout
 from .configuration import GeneratorConfig
 from .parts import EncoderStates, sinusoids
 

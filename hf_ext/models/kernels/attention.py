@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 
-from ...data.batches.varlen_layout import VarlenLayout
+from ...data import VarlenLayout
 from .blocked_attention import Bias, blocked_attention
 
 PREFIX = "hf_ext_"

@@ -25,7 +25,7 @@ from transformers.models.esm.modeling_esm import EsmModel
 from transformers.models.esmc.modeling_esmc import EsmcModel
 from transformers.models.t5.modeling_t5 import T5Stack
 
-from ...data.batches.varlen_layout import VarlenLayout
+from ...data import VarlenLayout
 from ...errors import ArgumentError
 from .attention import bias_for_layers
 from .replaced_forwards import find_replaceable, replace_forward, restore_forward

@@ -10,7 +10,7 @@ import sys
 from pde_operator.task import OperatorTask
 
 from hf_ext import exit_on_errors
-from hf_ext.doctor.command import examine
+from hf_ext.doctor import examine
 
 
 def main(argv: list[str] | None = None) -> int:

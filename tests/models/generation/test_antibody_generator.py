@@ -8,11 +8,10 @@ from tiny_generators import NAMES, make_batch, make_generator, make_named, make_
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from hf_ext.data.batches.antibodies import AntibodyPair, decode_pair
+from hf_ext.data import AntibodyPair, decode_pair
 from hf_ext.errors import ArgumentError
-from hf_ext.models.generation.configuration import SIZES, GeneratorConfig
+from hf_ext.models import SIZES, AntibodyGenerator, GeneratorConfig
 from hf_ext.models.generation.light import attend, attend_causally, feature_map, summarise
-from hf_ext.models.generation.model import AntibodyGenerator
 
 
 @pytest.fixture(params=NAMES)

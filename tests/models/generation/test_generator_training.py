@@ -6,14 +6,19 @@ from run_outcomes import losses
 from tiny_generators import TINY, make_batch, make_named, make_on_encoder, make_rows
 from transformers import EsmModel, EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from hf_ext.data.batches.antibodies import AntibodyCollator
+from hf_ext.data import AntibodyCollator
 from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import ArgumentError
-from hf_ext.models.encoders import read_encoder
-from hf_ext.models.generation.model import AntibodyGenerator
-from hf_ext.models.kernels.attention import register_attention
-from hf_ext.models.kernels.packing import find_encoders, pack_encoders
-from hf_ext.models.lora import LoraSettings, has_adapters, merged_copy
+from hf_ext.models import (
+    AntibodyGenerator,
+    LoraSettings,
+    find_encoders,
+    has_adapters,
+    merged_copy,
+    pack_encoders,
+    read_encoder,
+    register_attention,
+)
 from hf_ext.trainer import FastSeq2SeqTrainer
 
 KINDS = ("lstm", "transformer", "light")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hf_ext.arguments.checks import NOT_NEGATIVE, SEED, check_ranges, ranges_in_types
-from hf_ext.arguments.training_fields import REQUIRE, Count, option
+from hf_ext.arguments import NOT_NEGATIVE, REQUIRE, SEED, Count, check_ranges, option, ranges_in_types
 from hf_ext.errors import ArgumentError
 
 from .configuration import TASKS, OperatorConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from hf_ext.arguments.checks import ABOVE_ZERO, COUNT, WIDTH, check_ranges
+from hf_ext.arguments import ABOVE_ZERO, COUNT, WIDTH, check_ranges
 from hf_ext.errors import ArgumentError
 
 ADVECTION_SPEED = 0.4

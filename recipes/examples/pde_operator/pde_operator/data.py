@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import solveh_banded
 from torch.utils.data import Dataset
 
-from hf_ext.data.batches.masking import splitmix64
+from hf_ext.data import splitmix64
 from hf_ext.errors import DataError, MissingDependencyError
 
 from .configuration import ADVECTION_SPEED, ADVECTION_TIMES, num_points

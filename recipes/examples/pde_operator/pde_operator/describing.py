@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hf_ext.reporting.page import PLACEHOLDER, Block, Code, Page, Table, Text
-from hf_ext.reporting.record import DataRecord, RunRecord, from_json
-from hf_ext.reporting.scores import index_scores, score_blocks, score_numbers, verdict_limits
-from hf_ext.text import units
-from hf_ext.text.units import join_words
+from hf_ext.reporting import (
+    PLACEHOLDER,
+    Block,
+    Code,
+    DataRecord,
+    Page,
+    RunRecord,
+    Table,
+    Text,
+    from_json,
+    index_scores,
+    score_blocks,
+    score_numbers,
+    verdict_limits,
+)
+from hf_ext.text import join_words, units
 
 MEANING = (
     "nRMSE of a row is the L2 of its error over the L2 of its solution. Scores are means over rows, and nRMSE without "

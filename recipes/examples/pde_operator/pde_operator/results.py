@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_ext.evaluation.scores import Score, score_mean
-from hf_ext.evaluation.verdict import MODEL, judge
-from hf_ext.text.tables import format_table
+from hf_ext.evaluation import MODEL, Score, judge, score_mean
+from hf_ext.text import format_table
 
 from .configuration import TASKS
 from .model import relative_l2

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from hf_ext.arguments.checks import check_metric_name
+from hf_ext.arguments import check_metric_name
 from hf_ext.hardware import Hardware
-from hf_ext.models.kernels.blocked_attention import flop_counter
-from hf_ext.models.lora import require_base
-from hf_ext.tasks.sketch import Part, RowLengths, Sketch, Stage, Step, with_adapters
+from hf_ext.models import flop_counter, require_base
+from hf_ext.tasks import Part, RowLengths, Sketch, Stage, Step, with_adapters
 
 from .arguments import OperatorArguments
 from .configuration import TASKS, OperatorConfig

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.arguments.checks import check_metric_name
+from hf_ext.arguments import check_metric_name
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation.requirements import check_requirements, parse_requirements
-from hf_ext.models.lora import require_base
-from hf_ext.tasks.running import Run, check_scored
+from hf_ext.evaluation import check_requirements, parse_requirements
+from hf_ext.models import require_base
+from hf_ext.tasks import Run, check_scored
 
 from .arguments import OperatorArguments
 from .configuration import TASKS, OperatorConfig

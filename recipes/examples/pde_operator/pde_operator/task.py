@@ -12,8 +12,8 @@ from .arguments import OperatorArguments
 if TYPE_CHECKING:
     from hf_ext import Run
     from hf_ext.hardware import Hardware
-    from hf_ext.reporting.page import Page
-    from hf_ext.tasks.sketch import Sketch
+    from hf_ext.reporting import Page
+    from hf_ext.tasks import Sketch
 
     from .steps import OperatorData
 

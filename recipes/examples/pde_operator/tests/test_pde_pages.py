@@ -14,7 +14,7 @@ from pde_operator.model import OperatorTransformer
 from pde_operator.task import OperatorTask
 from report_runs import affinity_results, make_score, read_pages, section, table_rows, write_run
 
-from hf_ext.reporting.page import page_record
+from hf_ext.reporting import page_record
 
 VERDICT = "Better than the persistence and the training mean: nRMSE 0.056 against 0.525, 128 rows."
 # What is said of proteins and their measurements, and of no equation; `residue` is not the `residual` of one.

@@ -11,7 +11,7 @@ from pde_operator.configuration import OperatorConfig
 from pde_operator.model import OperatorTransformer
 from pde_operator.task import OperatorTask
 
-from hf_ext.arguments.parser import parse_command
+from hf_ext.arguments import parse_command
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import REGISTRY
