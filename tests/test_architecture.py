@@ -76,6 +76,17 @@ def upward_imports(imports: dict[str, set[str]], floors: tuple[set[str], ...]) -
     )
 
 
+def deep_imports(root: Path, package: str) -> list[str]:
+    """Imports of what stands inside another folder, past the names that its `__init__.py` offers, as 'a -> b'."""
+    imports = read_imports(root, package)
+    return sorted(
+        f"{one} -> {other}"
+        for one, others in imports.items()
+        for other in others
+        if other.count(".") > 1 and unit_of(one) != unit_of(other) and one != package
+    )
+
+
 def between_units(imports: dict[str, set[str]]) -> dict[str, set[str]]:
     """The same of folders and of files at the root: what imports what, itself left out."""
     found: dict[str, set[str]] = {}
@@ -162,6 +173,11 @@ def test_imports_of_hf_ext_go_down_the_floors(imports):
     assert upward_imports(imports, FLOORS) == []
 
 
+def test_other_folders_import_what_a_folder_offers():
+    texts = [path.stem for path in (ROOT / "hf_ext" / "text").glob("*.py")]  # modules of words, whole
+    assert [one for one in deep_imports(ROOT, "hf_ext") if one.rpartition(".")[2] not in texts] == []
+
+
 def test_every_folder_has_a_floor_and_the_root_is_a_page_long(imports):
     folders = {path.parent.name for path in (ROOT / "hf_ext").glob("*/__init__.py")}
     assert set().union(*FLOORS) == folders
@@ -198,6 +214,20 @@ def test_the_scan_sees_an_upward_import(tmp_path):
     imports = write_package(tmp_path, low="def f():\n    from .high import g\n", high="g = 1\n")
     assert upward_imports(imports, ({"low"}, {"high"})) == ["toy.low -> toy.high"]
     assert upward_imports(imports, ({"high"}, {"low"})) == []
+
+
+def test_the_scan_sees_an_import_past_a_face(tmp_path):
+    (tmp_path / "toy" / "room").mkdir(parents=True)
+    for name, text in {
+        "__init__": "",
+        "room/__init__": "",
+        "room/inner": "x = 1",
+        "a": "from .room.inner import x",
+    }.items():
+        (tmp_path / "toy" / f"{name}.py").write_text(text)
+    assert deep_imports(tmp_path, "toy") == ["toy.a -> toy.room.inner"]
+    (tmp_path / "toy" / "a.py").write_text("from .room import x")
+    assert deep_imports(tmp_path, "toy") == []
 
 
 def test_the_scan_sees_a_sideways_import_and_a_cycle(tmp_path):

@@ -7,6 +7,7 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from test_seams import overridden
 
 import hf_ext
@@ -14,36 +15,35 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1481, 12),
-    "arguments": (560, 7),
-    "baselines": (617, 7),
-    "checkpoints": (1624, 11),
-    "comparing": (696, 7),
-    "data": (2961, 23),
-    "doctor": (745, 7),
-    "embeddings": (395, 4),
-    "evaluation": (1614, 15),
-    "finished": (546, 7),
-    "generation": (1895, 16),
-    "heads": (689, 8),
-    "hub": (334, 5),
-    "labels": (661, 7),
-    "masked_lm": (493, 7),
-    "memory": (605, 7),
-    "models": (2776, 26),
-    "pde": (994, 12),
-    "processes": (182, 3),
-    "property": (1506, 14),
-    "reporting": (1605, 12),
-    "speedups": (1654, 17),
-    "tasks": (399, 3),
-    "text": (257, 4),
-    "training": (1925, 15),
+    ".": (1644, 14),
+    "arguments": (609, 7),
+    "baselines": (638, 7),
+    "checkpoints": (1341, 10),
+    "comparing": (731, 7),
+    "data": (2824, 22),
+    "doctor": (744, 7),
+    "embeddings": (416, 4),
+    "evaluation": (1901, 16),
+    "finished": (566, 7),
+    "generation": (2021, 17),
+    "heads": (737, 8),
+    "hub": (211, 4),
+    "labels": (1557, 14),
+    "masked_lm": (523, 7),
+    "memory": (634, 7),
+    "models": (2968, 27),
+    "processes": (219, 4),
+    "property": (1489, 13),
+    "reporting": (1975, 14),
+    "saving": (746, 6),
+    "speedups": (1804, 18),
+    "tasks": (437, 4),
+    "text": (305, 4),
+    "training": (2073, 14),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 285_500, 10.51
-ASSIGNMENTS = 103  # of three or more values to as many names at once
+TOKENS, TOKENS_PER_LINE = 281_700, 9.68
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 
 
@@ -65,12 +65,30 @@ def count_tokens(text: str) -> int:
     )
 
 
-def count_long_assignments(text: str) -> int:
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign)]
-    sides = [(node.targets[0], node.value) for node in found]
-    return sum(
-        isinstance(name, ast.Tuple) and isinstance(value, ast.Tuple) and len(value.elts) > 2 for name, value in sides
-    )
+def folded_lines(text: str) -> list[str]:
+    """Lines that do several things: assign three names, multiply text by a condition, choose or name things twice."""
+    found = []
+    choices: Counter[int] = Counter()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.IfExp | ast.NamedExpr):
+            choices[node.lineno] += 1
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+        ):
+            found += [f"{node.lineno}: {len(node.value.elts)} at once"] * (len(node.value.elts) > 2)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            sides = [node.left, node.right]
+            is_text = any(isinstance(one, ast.JoinedStr) or isinstance(getattr(one, "value", 0), str) for one in sides)
+            is_choice = any(isinstance(one, ast.Compare | ast.BoolOp) or _negates(one) for one in sides)
+            if is_text and is_choice:
+                found.append(f"{node.lineno}: text times a condition")
+    return found + [f"{line}: {number} choices" for line, number in choices.items() if number > 1]
+
+
+def _negates(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
 
 
 def count_code(text: str) -> int:
@@ -104,7 +122,11 @@ def test_lines_grow_no_denser():
     tokens = sum(map(count_tokens, texts))
     assert tokens <= TOKENS
     assert tokens / sum(map(count_code, texts)) <= TOKENS_PER_LINE
-    assert sum(map(count_long_assignments, texts)) <= ASSIGNMENTS
+
+
+def test_a_line_does_one_thing():
+    paths = sorted(Path(hf_ext.__file__).parent.rglob("*.py"))
+    assert [f"{path.name} {line}" for path in paths for line in folded_lines(path.read_text())] == []
 
 
 def test_trainer_gets_no_more_seams():
@@ -117,6 +139,12 @@ def test_comments_docstrings_and_blank_lines_are_no_code():
     assert count_code('"""Doc."""\n\n# why\ndef f():\n    """Doc."""\n    return 1  # here\n') == 2
 
 
-def test_tokens_are_names_signs_numbers_and_strings_and_long_assignments_are_seen():
+def test_tokens_are_names_signs_numbers_and_strings():
     assert count_tokens('"""Doc."""\n\na, b = f("x", 1)  # why\n') == 10  # a , b = f ( "x" , 1 )
-    assert count_long_assignments("a, b = 1, 2\na, b, c = 1, 2, 3\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["a, b, c = 1, 2, 3", "'s' * (n > 1)", "a if b else c if d else e", "(x := 1) + (y := 2)"]
+)
+def test_a_line_that_does_several_things_is_seen(line):
+    assert len(folded_lines(f"a, b = 1, 2\n'-' * width\na if b else c\n{line}\n")) == 1
