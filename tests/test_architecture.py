@@ -181,7 +181,7 @@ def test_other_folders_import_what_a_folder_offers():
 def test_every_folder_has_a_floor_and_the_root_is_a_page_long(imports):
     folders = {path.parent.name for path in (ROOT / "hf_ext").glob("*/__init__.py")}
     assert set().union(*FLOORS) == folders
-    assert len(between_units(imports).keys() - folders) <= 12
+    assert len(between_units(imports).keys() - folders) <= 13
 
 
 def test_neither_modules_nor_folders_import_each_other_in_a_circle(imports):
