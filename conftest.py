@@ -65,13 +65,13 @@ def note_holds() -> None:
     """Of products of matrices, which a trainer that nobody ends holds as long as it lives."""
     from hf_ext.models.kernels.process_settings import HELD_MATMUL
 
-    hold = HELD_MATMUL.hold
+    hold = HELD_MATMUL.acquire
 
     def noted(value):
         HOLDS.append(hold(value))
         return HOLDS[-1]
 
-    HELD_MATMUL.hold = noted
+    HELD_MATMUL.acquire = noted
 
 
 def read_signal_handlers() -> dict:

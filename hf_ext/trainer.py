@@ -124,7 +124,7 @@ class FastTrainer(Trainer):
             self._ext_listen()
         self._ext_losses.warn_of_means()
         share_group(self)
-        run.let_go_with(self)
+        run.release_with(self)
         self._ext_planned.save()
 
     @property
@@ -525,9 +525,9 @@ class FastTrainer(Trainer):
         For a trainer inside a run, such as one head of several; `end` comes after the last of them. Never waits.
         """
         self._ext_planned.run.restore()
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Releases the wrapped model, and all that the Accelerator has prepared."""
         self.model_wrapped = self.model
         self.accelerator.free_memory()

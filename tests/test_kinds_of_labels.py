@@ -23,7 +23,7 @@ ALLOWED = {
     "heads/calibration.py": (1, "numbers have no temperature"),
     "models/affinity.py": (7, "states of residues are not pooled"),
     "property/predictor.py": (1, "residues are batched by tokens, rows by number"),
-    "property/sketching.py": (2, "states of all residues are stored, and each has a label"),
+    "property/dry_run.py": (2, "states of all residues are stored, and each has a label"),
     "training/embedding_cache.py": (2, "stores states of residues, or one embedding of each sequence"),
 }
 

@@ -24,7 +24,7 @@ TRACKERS = ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
 def find_problems(facts: Facts) -> list[Finding]:
     """Finds everything that is off, what stops the run first."""
     checks = (_packages, _plan, _device, _memory, _disk, _colab, _hub)
-    found = [*facts.sketch.problems, *(finding for check in checks for finding in check(facts))]
+    found = [*facts.dry_run.problems, *(finding for check in checks for finding in check(facts))]
     return sorted(found, key=lambda finding: finding.level != "stops")
 
 

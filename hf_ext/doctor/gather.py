@@ -14,7 +14,7 @@ from ..checkpoints import Sizes, check_folder, refuse_asked
 from ..memory import WEIGHT_BYTES, MemoryReport
 from ..plan import Plan, make_plan
 from ..reporting import peak_bytes
-from ..tasks import Sketch, Span, Stage, Task
+from ..tasks import DryRun, Span, Stage, Task
 from .estimates import Schedule, Times, estimate_times, make_schedule, predict_disk, predict_memory
 from .machine import Machine, Package, read_machine, read_packages
 
@@ -50,7 +50,7 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run; `stages` is empty where its model or rows could not be read, which `sketch` says.
+    """What is known of a run; `stages` is empty where its model or rows could not be read, which `dry_run` says.
 
     Attributes:
         args: `FastTrainingArguments`, those of the last stage that the command runs.
@@ -60,7 +60,7 @@ class Facts:
     args: Any
     machine: Machine
     packages: list[Package]
-    sketch: Sketch
+    dry_run: DryRun
     stages: list[StageFacts]
     host_bytes: int | None = None
 
@@ -117,15 +117,15 @@ def gather(
     """
     machine = read_machine(args, device)
     began = time.perf_counter()
-    sketch = task.sketch(arguments, args, machine.hardware)
+    dry_run = task.dry_run(arguments, args, machine.hardware)
     read_seconds = time.perf_counter() - began
-    is_read = any(stage.num_rows and not stage.lengths.is_stream for stage in sketch.stages)
+    is_read = any(stage.num_rows and not stage.lengths.is_stream for stage in dry_run.stages)
     host_bytes = peak_bytes(torch.device("cpu")) + BASELINE_BYTES if is_read else None
-    sketch.attempt("output_dir", lambda: _check_output(args))
+    dry_run.attempt("output_dir", lambda: _check_output(args))
     seconds = 0.0 if machine.is_described else measure_seconds
-    last = next((stage for stage in reversed(sketch.stages) if stage.is_asked), None)
-    stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in sketch.stages]
-    facts = Facts(args, machine, read_packages(), sketch, stages, host_bytes)
+    last = next((stage for stage in reversed(dry_run.stages) if stage.is_asked), None)
+    stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in dry_run.stages]
+    facts = Facts(args, machine, read_packages(), dry_run, stages, host_bytes)
     if facts.main is None:
         return facts
     return Facts(**{**vars(facts), "args": facts.main.stage.args})

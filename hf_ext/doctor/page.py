@@ -36,15 +36,15 @@ def wrap(text: str, first: str = "  ", rest: str = "    ") -> list[str]:
 
 
 def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
-    sketch = facts.sketch
+    dry_run = facts.dry_run
     main = facts.main
     name = facts.machine.hardware.name
     if would_run(findings):
         yield f"This command would run on {name}."
     else:
         yield f"This command would not run to its end on {name}: see STOPS."
-    demo = "the demo, none of your rows (--dataset_name FILE): " if sketch.is_demo else ""
-    yield from _line("data", demo + sketch.subject)
+    demo = "the demo, none of your rows (--dataset_name FILE): " if dry_run.is_demo else ""
+    yield from _line("data", demo + dry_run.subject)
     yield from _line("time", _time(facts))
     if main is None:
         return
@@ -64,7 +64,7 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     free = facts.machine.free_bytes["output_dir"] / GB
     listed = ", ".join(f"{parts[name]} {size}" for name, size in needed.items())
     yield from _line("disk", f"{listed} at most; {free:.1f} GB free in {facts.machine.output_dir}")
-    first = "--dataset_name, for rows of yours" if sketch.is_demo else "nothing"
+    first = "--dataset_name, for rows of yours" if dry_run.is_demo else "nothing"
     if findings:
         first = findings[0].remedy
     yield from _line("change first", first)
@@ -95,11 +95,11 @@ def _off(findings: list[Finding]) -> Iterator[str]:
 
 def _data(facts: Facts) -> Iterator[str]:
     """Yields all that the run would say of its rows: how many there are, and what of them may be wrong."""
-    sketch = facts.sketch
-    for line in sketch.describe().splitlines() if sketch.describe else ():
+    dry_run = facts.dry_run
+    for line in dry_run.describe().splitlines() if dry_run.describe else ():
         yield from wrap(line.strip(), line[: -len(line.lstrip())])
-    if sketch.measure:
-        yield from wrap(sketch.measure, "")
+    if dry_run.measure:
+        yield from wrap(dry_run.measure, "")
 
 
 def _stages(facts: Facts) -> Iterator[str]:
@@ -156,10 +156,10 @@ def _basis(facts: Facts) -> Iterator[str]:
         if main.encoding_bytes:
             weights = units.memory(main.encoding_bytes)
             yield from wrap(f"memory while encoding: weights {weights}, and a batch that halves until it fits")
-    for note in facts.sketch.notes:
+    for note in facts.dry_run.notes:
         yield from wrap(f"note: {note}")
-    if facts.sketch.encoder_flag:
+    if facts.dry_run.encoder_flag:
         encoders = {training: choose_encoder(hardware, training).name for training in TRAININGS}
         ways = {name: [how for how in TRAININGS if encoders[how] == name] for name in encoders.values()}
-        named = "; ".join(f"{facts.sketch.encoder_flag} {name} ({', '.join(how)})" for name, how in ways.items())
+        named = "; ".join(f"{facts.dry_run.encoder_flag} {name} ({', '.join(how)})" for name, how in ways.items())
         yield from wrap(f"best encoder that fits {hardware.name} and is fast enough there: {named}")

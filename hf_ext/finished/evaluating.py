@@ -178,7 +178,7 @@ def find_models(
         else:
             folder = find_model(one)
             collator = SequenceCollator.from_pretrained(folder)
-            collator.settle_long(too_long, max_residues)
+            collator.resolve_long(too_long, max_residues)
             models.append(ScoredModel(name, folder, collator))
     return models
 

@@ -75,7 +75,7 @@ def predict_table(
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" not in explicit:
         reading.too_long = collator.too_long  # rows are refused as the model's own run refused them
-    collator.settle_long(reading.too_long, reading.max_residues)
+    collator.resolve_long(reading.too_long, reading.max_residues)
     data_args = DataArguments(
         **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
     )

@@ -26,7 +26,7 @@ from ..errors import ArgumentError, CheckpointError
 from ..files import used_bytes
 from ..models import AffinityModel, build_config
 from ..processes import refuse_several
-from ..property import AffinityArguments, build_collator, model_settings, read_towers, settle_training
+from ..property import AffinityArguments, build_collator, model_settings, read_towers, resolve_training
 from ..speedups import lora_settings
 from ..text import format_table
 from ..training_args import FastTrainingArguments
@@ -148,7 +148,7 @@ def convert(
     _, (args, data_args, training_args) = parse_command(types, {}, None, ["--config", config])
     if data_args.task not in ("auto", "regression") or len(data_args.label_column) > 1:
         raise ArgumentError(f"{config}: --convert makes models of one number per row, and this file asks for others.")
-    args.tower_training, _ = settle_training(args, training_args.use_peft)
+    args.tower_training, _ = resolve_training(args, training_args.use_peft)
     encoders, towers = read_towers(args, data_args.sequence_columns, lora_settings(training_args))
     model = AffinityModel(build_config(encoders, towers, **model_settings(args)))
     model.config.label_mean = 0.0

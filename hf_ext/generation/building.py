@@ -90,7 +90,7 @@ def build_config(args: GeneratorArguments, training: Any, affinities: Sequence[f
     """Builds the configuration of a generator of the stage's size; of a pretrained encoder its configuration is read.
 
     Args:
-        args: after `settle_stage`.
+        args: after `resolve_stage`.
         training: with the LoRA options.
         affinities: of the training rows, whose scale the model takes; None: there are none.
 

@@ -99,7 +99,7 @@ class PairData:
         return ResamplingUnits.of("antigen", antigens)
 
 
-def settle_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
+def resolve_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:
     """Makes `data_args` name the generator's columns, and split by antigen where no split is given.
 
     Raises:
@@ -139,7 +139,7 @@ def load_pairs(
     on. Antibodies and antigens that stand in train and in test are counted.
 
     Args:
-        args, data_args: after `settle_stage` and `settle_columns`; `data_args.split` and `missing_chains` are settled.
+        args, data_args: after `resolve_stage` and `resolve_columns`; `split` and `missing_chains` are resolved.
         explicit: names that the user set: `label_column` says that there is one.
         output_dir, seed, table: as in `load_data`.
 

@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     _check_arguments(args, data_args)
     log = start_run_log(None)
     output, fasta = find_outputs(args.output, data_args.dataset_name)
-    antigen_column = _settle_columns(args, data_args)
+    antigen_column = _resolve_columns(args, data_args)
     rows: Any = load_sequences(
         data_args,
         rejected=find_rejected(output, data_args.bad_rows),
@@ -173,7 +173,7 @@ def _check_arguments(args: SampleArguments, data_args: DataArguments) -> None:
         raise ArgumentError("--streaming: antigens are read whole; leave it out.")
 
 
-def _settle_columns(args: SampleArguments, data_args: DataArguments) -> str:
+def _resolve_columns(args: SampleArguments, data_args: DataArguments) -> str:
     """Makes `data_args` name the columns of antigens and ids; returns that of antigens."""
     names = {name for columns in peek_columns(data_args.dataset_name).values() for name in columns}
     default = "sequence" if "sequence" in names and "antigen" not in names else "antigen"

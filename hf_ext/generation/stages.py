@@ -54,7 +54,7 @@ LEARNING_RATES = {"lstm": 1e-2, "transformer": 3e-3, "light": 3e-3, "esm": 3e-3}
 ENCODER_LEARNING_RATES = {"frozen": None, "lora": 3e-4, "full": 3e-5}  # usual for pretrained encoders, not measured
 
 
-def settle_stage(
+def resolve_stage(
     number: int, model_args: Any, data_args: Any, args: FastTrainingArguments, explicit: Collection[str]
 ) -> dict[str, Any]:
     """Gives the arguments what a stage says, where the user said nothing; returns what was set.

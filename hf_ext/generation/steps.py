@@ -18,8 +18,8 @@ from ..trainer import FastTrainer
 from .building import Inputs, build_inputs, build_model, fill_in_demo
 from .judging.discriminator import Discriminator
 from .judging.measuring import EpochSamples, measure
-from .preparing import PairData, load_pairs, settle_columns
-from .stages import describe_stage, settle_stage
+from .preparing import PairData, load_pairs, resolve_columns
+from .stages import describe_stage, resolve_stage
 
 
 @dataclass
@@ -47,13 +47,13 @@ def load(run: Run) -> StageData:
     model_args = run.model_args
     data_args = run.data_args
     args = run.args
-    changed = settle_stage(run.stage, model_args, data_args, args, run.explicit)
+    changed = resolve_stage(run.stage, model_args, data_args, args, run.explicit)
     run.log.info(describe_stage(run.stage, changed))
     table = None
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data, in which CDR-H3 follows the antigen by a planted rule.")
         table = fill_in_demo(model_args, args, run.explicit)
-    settle_columns(model_args, data_args, run.explicit)
+    resolve_columns(model_args, data_args, run.explicit)
     name = model_args.discriminator
     discriminator = None
     if name:  # before anything is trained

@@ -6,7 +6,7 @@ from ..faces import offer
 
 if TYPE_CHECKING:
     from .calibration import calibrate
-    from .ensemble import AUTO, MEMBER_HEADERS, describe_ensemble, fit_ensemble, member_rows, settle_head
+    from .ensemble import AUTO, MEMBER_HEADERS, describe_ensemble, fit_ensemble, member_rows, resolve_head
     from .intervals import describe_basis, fit_intervals, half_width, score_intervals
     from .layers import choose_layers, describe_layers, find_known_layers, why_last
 else:

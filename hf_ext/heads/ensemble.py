@@ -58,7 +58,7 @@ MEMBER_HEADERS = ["head", "error", "weight"]
 Units = Sequence[Sequence[Any]] | None  # by split, then by row
 
 
-def settle_head(
+def resolve_head(
     args: ModelArguments,
     training: FastTrainingArguments,
     explicit: Collection[str],
@@ -68,7 +68,7 @@ def settle_head(
     """Resolves what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
 
     Args:
-        args: as parsed, towers settled; changed in place.
+        args: as parsed, towers resolved; changed in place.
         training: of the run.
         explicit: names of the arguments that the user set.
         is_stream: whether rows are.

@@ -105,7 +105,7 @@ class Ledger(TorchDispatchMode):
     counts until that lets it go. Not seen: what a kernel takes and gives back within itself (workspaces of cuBLAS,
     oneDNN, cuDNN), and a storage that an operation enlarges in place.
     Where `follow` tells it which kept layer computes, some storages stand for those of layers that were left out too;
-    what lives until all layers are done, as autocast's copies of weights do, is let go for all of them at once.
+    what lives until all layers are done, as autocast's copies of weights do, is released for all of them at once.
 
     Attributes:
         current: category -> bytes held at this moment.

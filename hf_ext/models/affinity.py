@@ -42,7 +42,7 @@ class AffinityModel(PreTrainedModel):
     """Predicts what `config.label_kind` says from the pooled embeddings of a row's sequences, or from each residue's.
 
     Frozen encoders are referenced, not owned: they are loaded from their id when first needed (`attach_encoders`), can
-    be let go (`release_encoders`) while a head trains on cached embeddings, and are saved by id, revision and weight
+    be released (`release_encoders`) while a head trains on cached embeddings, and are saved by id, revision and weight
     hash unless `config.save_full`. Encoders that train (LoRA, full) are ordinary submodules.
     """
 

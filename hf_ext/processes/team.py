@@ -128,7 +128,7 @@ class Team:
 
 
 def share_group(holder: object) -> None:
-    """Enters who uses the process group, to be asked to `let_go` of it before it is destroyed.
+    """Enters who uses the process group, whose `release` is called before it is destroyed.
 
     A wrapped model (DDP) that outlives its group keeps gloo's threads running while the interpreter goes down. torch
     2.13 then aborts now and then ("terminate called without an active exception", status -6), after a run that did
@@ -138,8 +138,8 @@ def share_group(holder: object) -> None:
 
 
 def release_group() -> None:
-    """Has all that share the group of several processes let go of it, once none still works. All of them call it."""
+    """Has all that share the group of several processes release it, once none still works. All of them call it."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         wait_for_everyone()  # the group is not taken from one that still works
         while _holders:
-            _holders.pop().let_go()
+            _holders.pop().release()

@@ -35,7 +35,7 @@ from .predictor import load_model
 TRAININGS = ("frozen", "lora", "full")
 
 
-def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
+def resolve_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
     """Resolves what `--tower_training` and `--use_peft` mean together: how towers train, and whether any has adapters.
 
     Raises:
@@ -50,7 +50,7 @@ def settle_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str],
     return trainings, "lora" in trainings
 
 
-def settle_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows: int | None) -> str:
+def resolve_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows: int | None) -> str:
     """Makes batches smaller and epochs fewer where each residue has a label, unless the user set them.
 
     Says so, else "".
@@ -76,7 +76,7 @@ def settle_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows:
     )
 
 
-def settle_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:
+def resolve_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:
     """Takes the encoder that suits this machine where `--encoders` was left out; says so in a sentence, else ""."""
     if args.encoders:
         return ""
@@ -260,5 +260,5 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
             tokenizers[name].limited_by = f"--max_length {max_length} allows"
     given = data_args.too_long, [*data_args.missing_chains], model.config.kind
     collator = SequenceCollator(tokenizers, model.config.input_columns, *given)
-    collator.settle_long(None, data_args.max_residues)
+    collator.resolve_long(None, data_args.max_residues)
     return collator

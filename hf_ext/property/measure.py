@@ -20,7 +20,7 @@ def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> 
     return metrics_of(kind, threshold).scored(has_groups)
 
 
-def settle_measure(args: FastTrainingArguments, loss: str, kind: LabelKind) -> None:
+def resolve_measure(args: FastTrainingArguments, loss: str, kind: LabelKind) -> None:
     """Makes `metric_for_best_model` the one that fits labels and loss, unless the user named one."""
     explicit = args.explicit_fields
     if "metric_for_best_model" in explicit:
@@ -69,7 +69,7 @@ def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> 
 
 
 def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
-    """Describes which weights the run keeps, and what its verdict compares in, as one line; after `settle_measure`."""
+    """Describes which weights the run keeps, and what its verdict compares in, as one line; after `resolve_measure`."""
     decides = verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
     verdict = metrics_of(metrics.kind).describe_verdict(decides)
     if not args.load_best_model_at_end:

@@ -23,8 +23,8 @@ from ..heads import (
     find_known_layers,
     fit_ensemble,
     fit_intervals,
+    resolve_head,
     score_intervals,
-    settle_head,
     why_last,
 )
 from ..labels import LabelKind
@@ -32,8 +32,15 @@ from ..models import AUTO_LAYER
 from ..speedups import lora_settings
 from ..tasks import Run, stock_arguments
 from ..trainer import FastTrainer
-from .building import build_collator, build_model, fill_in_demo, settle_encoders, settle_residue_steps, settle_training
-from .measure import check_measure, describe_measure, settle_measure
+from .building import (
+    build_collator,
+    build_model,
+    fill_in_demo,
+    resolve_encoders,
+    resolve_residue_steps,
+    resolve_training,
+)
+from .measure import check_measure, describe_measure, resolve_measure
 from .predictor import predicting
 from .results import collect_results
 from .rows import describe_rows, find_units, held_out_values, load_rows
@@ -65,7 +72,7 @@ class AffinityData:
 
 def check(run: Run) -> None:
     """Implements `Task.check`."""
-    settle_training(run.model_args, run.args.use_peft)
+    resolve_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
         stock_arguments(run.args, run.explicit)
@@ -91,17 +98,17 @@ def load(run: Run) -> AffinityData:
     splits = loaded.splits
     kind = loaded.kind
     run.test_dataset = splits["test"]
-    settle_measure(args, model_args.loss, kind)
+    resolve_measure(args, model_args.loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
     num_rows = None if data_args.streaming else len(splits["train"])
-    if fewer := settle_residue_steps(args, kind, num_rows):
+    if fewer := resolve_residue_steps(args, kind, num_rows):
         run.log.info(fewer)
     requirements = read_requirements(model_args, data_args, kind)
     units = find_units(data_args, splits)
     validation_units = find_units(data_args, splits, "validation")
-    if chosen := settle_encoders(model_args, args, detect_hardware(args.device)):
+    if chosen := resolve_encoders(model_args, args, detect_hardware(args.device)):
         run.log.info(chosen)
-    model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
+    model_args.tower_training, args.use_peft = resolve_training(model_args, args.use_peft)
     return AffinityData(loaded, units, validation_units, requirements)
 
 
@@ -111,7 +118,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     data_args = run.data_args
     args = run.args
     kind = data.loaded.kind
-    if single := settle_head(model_args, args, run.explicit, data_args.streaming, kind):
+    if single := resolve_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
     layers = [spec.get("layer") for spec in known.get("encoders", ())]

@@ -39,7 +39,7 @@ class AffinityTask(Task):
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
         "load_best_model_at_end": True,
-        "metric_for_best_model": "rmse",  # by loss, see `settle_measure`
+        "metric_for_best_model": "rmse",  # by loss, see `resolve_measure`
         "logging_strategy": "epoch",
     }
 

@@ -174,7 +174,7 @@ class Run:
         own_loss: where the user's own loss comes from, which may read all that the model returns; None without one.
         own_batches: who else may change batches before the model gets them; None where nobody does.
         padding: tells whether the loss reads what packed encoders leave empty; None where none is packed.
-        undo: what switches everything back, last first; `let_go`: of it what lets go of settings of the process, which
+        undo: what switches everything back, last first; `release`: of it what lets go of settings of the process, which
             must not outlive the run even if nobody ends it.
     """
 
@@ -183,7 +183,7 @@ class Run:
     collator: Any = None
     train_dataset: Any = None
     undo: list[Callable[[], None]] = field(default_factory=list)
-    let_go: list[Callable[[], None]] = field(default_factory=list)
+    release: list[Callable[[], None]] = field(default_factory=list)
     own_loss: str | None = None
     own_batches: str | None = None
     padding: PaddingWatch | None = None
@@ -192,16 +192,16 @@ class Run:
         """Registers what switches a setting, of the process or of the model, back when the run is over."""
         self.undo.append(action)
 
-    def hold(self, setting: Held[T], value: T) -> Callable[[], None]:
+    def acquire(self, setting: Held[T], value: T) -> Callable[[], None]:
         """Sets what all runs of the process share, until this one is over; what it returns lets go before that."""
-        let_go = setting.hold(value)
-        self.on_end(let_go)
-        self.let_go.append(let_go)
-        return let_go
+        release = setting.acquire(value)
+        self.on_end(release)
+        self.release.append(release)
+        return release
 
-    def let_go_with(self, trainer: Any) -> None:
+    def release_with(self, trainer: Any) -> None:
         """Lets go of settings of the process when a trainer that nobody ended goes."""
-        finalize(trainer, _call_all, self.let_go).atexit = False
+        finalize(trainer, _call_all, self.release).atexit = False
 
     def change_encoders(self, change: Callable[[Any], int]) -> int | None:
         """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over.

@@ -57,10 +57,10 @@ class CpuMatmul(Speedup):
         generator = torch.Generator().manual_seed(0)
         left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
         exact = left.double() @ right.double()
-        let_go = run.hold(HELD_MATMUL, FAST_CPU)
+        release = run.acquire(HELD_MATMUL, FAST_CPU)
         error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
         if error > MAX_ERROR:
-            let_go()
+            release()
             decision = replace(decision, status="skipped", reason=f"would round to bf16 (error {error:.1g})")
         return decision.with_evidence(relative_error=float(f"{error:.2g}"))
 
@@ -94,7 +94,7 @@ class Tf32(Speedup):
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets torch's float32 matmul precision to "high" for this run."""
-        run.hold(HELD_MATMUL, FAST_GPU)
+        run.acquire(HELD_MATMUL, FAST_GPU)
         return decision
 
 
@@ -222,7 +222,7 @@ class CpuThreads(Speedup):
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Sets the number until the run is over."""
-        run.hold(_HELD_THREADS, decision.settings["threads"])
+        run.acquire(_HELD_THREADS, decision.settings["threads"])
         return decision
 
 

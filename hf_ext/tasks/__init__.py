@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .running import Run, check_scored, plots_if_possible, stock_arguments, with_absolute_path
-    from .sketch import (
+    from .dry_run import (
+        DryRun,
         Finding,
         MakeBatch,
         Part,
         RowLengths,
-        Sketch,
         Span,
         Stage,
         Step,
+        dry_run_encoder,
         read_lengths,
-        sketch_encoder,
         with_adapters,
     )
+    from .running import Run, check_scored, plots_if_possible, stock_arguments, with_absolute_path
     from .task import TASKS, USUAL, Task, find_task
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

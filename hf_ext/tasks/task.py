@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..hardware import Hardware
     from ..reporting import Page
     from ..trainer import FastTrainer
+    from .dry_run import DryRun
     from .running import Run
-    from .sketch import Sketch
 
 # Name, as `all_results.json` has it -> the module whose `TASK` it is; imported when asked for.
 TASKS = {
@@ -141,7 +141,7 @@ class Task:
 
         return self._find("describing", "describe")(from_json(RunRecord, results))
 
-    def sketch(self, arguments: Sequence[Any], args: FastTrainingArguments, hardware: Hardware) -> Sketch:
+    def dry_run(self, arguments: Sequence[Any], args: FastTrainingArguments, hardware: Hardware) -> DryRun:
         """Describes what a run would read, hold and compute; nothing is trained, downloaded or written.
 
         Args:
@@ -149,7 +149,7 @@ class Task:
             args: `FastTrainingArguments`.
             hardware: where it would run.
         """
-        return self._find("sketching", "sketch_run")(*arguments, args, hardware)
+        return self._find("dry_run", "make_dry_run")(*arguments, args, hardware)
 
     def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs all steps, as `hf-ext` does; returns what `all_results.json` holds.

@@ -6,6 +6,7 @@ from ..faces import offer
 
 if TYPE_CHECKING:
     from .backends import Backend, check_optimizer, choose_backend
+    from .callbacks import CollapseAlarm, EarlyStopping, check_metric_on_rows
     from .checks import Checks, check_training
     from .embedding_cache import Embedded, EmbeddingCache, EmbeddingHost, encode_sequences
     from .evaluation import Evaluator, Given, MakeLoader, OnePass
@@ -17,6 +18,5 @@ if TYPE_CHECKING:
     from .overrides import BATCHES, EVALUATION_LOSS, find_override, find_own_loss
     from .planned import PlannedRun, plan_run, seed_process
     from .stop import Stopper, keep_from_workers
-    from .watchers import CollapseAlarm, EarlyStopping, check_metric_on_rows
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -21,10 +21,10 @@ from ..evaluation import ChosenRows, choose_rows
 from ..models import replaced
 from ..processes import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
+from .callbacks import CollapseAlarm, EarlyStopping, check_metric_on_rows, make_comparable
 from .host import Host
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp, Stopper
-from .watchers import CollapseAlarm, EarlyStopping, check_metric_on_rows, make_comparable
 
 FULL_EVERY = 5  # evaluations; the best model so far may owe its subset's score to luck
 FEW_ROWS = 50
@@ -64,7 +64,7 @@ class Evaluator(TrainerCallback):
 
     Args:
         trainer: the `FastTrainer`.
-        watchers: whose `see(evaluation)` is called in each evaluation that Trainer's loop asks for; what it
+        callbacks: whose `see(evaluation)` is called in each evaluation that Trainer's loop asks for; what it
             returns is logged with it. `state` and `load` put them back where one is given up.
         one_pass: Trainer's loop over a loader, with what it is given and `compute_metrics`.
         make_loader: makes the loader of a set, or of the rows with some numbers. save: makes a checkpoint.
@@ -84,7 +84,7 @@ class Evaluator(TrainerCallback):
         trainer: Host,
         team: Team,
         stopper: Stopper,
-        watchers: Sequence[EarlyStopping | CollapseAlarm],
+        callbacks: Sequence[EarlyStopping | CollapseAlarm],
         one_pass: OnePass,
         make_loader: MakeLoader,
         save: Callable[[], None],
@@ -92,7 +92,7 @@ class Evaluator(TrainerCallback):
         self._trainer = trainer
         self._team = team
         self._stopper = stopper
-        self._watchers = watchers
+        self._callbacks = callbacks
         self._one_pass = one_pass
         self._make_loader = make_loader
         self._save = save
@@ -100,7 +100,7 @@ class Evaluator(TrainerCallback):
         self.is_due = False
         self._subsets: dict[str, Subset] = {}
         self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
-        self._added: set[str] = set()  # what watchers logged
+        self._added: set[str] = set()  # what callbacks logged
         self._left_out: dict[str, Given] = {}  # sets of which only the subset was looked at
         self._num_begun = 0  # sets
         self._evaluated_step: int | None = None
@@ -191,7 +191,7 @@ class Evaluator(TrainerCallback):
         trainer = self._trainer
         state = self._trainer.state
         num_logs = len(state.log_history)
-        parts = (self, *self._watchers)
+        parts = (self, *self._callbacks)
         stateful = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
         exported = copy.deepcopy([callback.state()["attributes"] for callback in stateful])
         before = copy.deepcopy([part.state() for part in parts])
@@ -250,8 +250,8 @@ class Evaluator(TrainerCallback):
         assert output.metrics is not None  # Trainer's loop makes them
         metrics = dict(output.metrics)
         if compared is not None:
-            for watcher in self._watchers:
-                added = watcher.see(compared)
+            for callback in self._callbacks:
+                added = callback.see(compared)
                 self._added |= added.keys()
                 output.metrics.update(added)
         if subset is None:

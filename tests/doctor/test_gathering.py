@@ -67,7 +67,7 @@ def test_what_passes_is_the_tokens_of_each_distinct_sequence_once_and_of_all_row
 def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_path, card, trainings):
     data = write_table(tmp_path / "data.csv")
     facts = look(card, model=towers(demo_encoders, *trainings), data=data, use_peft="lora" in trainings)
-    assert facts.sketch.problems == []
+    assert facts.dry_run.problems == []
     model, collator = make_affinity(*trainings)
     rows = make_demo_table(num_rows=60).rename_column("pKd", "label").select(range(48))
     real = make_plan(facts.args, model, rows, collator, describe_hardware(card))
@@ -91,7 +91,7 @@ def test_rows_that_the_run_would_refuse_stop_it_here(demo_encoders, tmp_path, co
     data = write_table(tmp_path / "data.csv", **columns)
     facts = look(model=towers(demo_encoders, "frozen"), data=data)
     assert ("data", "stops") in names(facts)
-    assert message in facts.sketch.problems[0].text
+    assert message in facts.dry_run.problems[0].text
 
 
 def test_a_file_that_is_not_there_stops_the_run(demo_encoders, tmp_path):
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_there_stops_the_run(demo_encoders, tmp_path):
     data = DataArguments(dataset_name=str(tmp_path / "date.csv"), sequence_columns=COLUMNS, label_column="pKd")
     facts = look(model=towers(demo_encoders, "frozen"), data=data)
     assert ("data", "stops") in names(facts)
-    assert "data.csv" in facts.sketch.problems[0].text  # the nearest name
+    assert "data.csv" in facts.dry_run.problems[0].text  # the nearest name
     assert main(facts).stage.num_rows == {}
     assert "not known" in main(facts).times.basis
 
@@ -110,7 +110,7 @@ def test_rows_above_a_length_limit_stop_the_run(demo_encoders, tmp_path):
     assert ("data", "stops") in names(look(model=towers(demo_encoders, "frozen"), data=data))
     data.too_long = "truncate"
     facts = look(model=towers(demo_encoders, "frozen"), data=data)
-    assert facts.sketch.problems == []
+    assert facts.dry_run.problems == []
     assert main(facts).stage.longest == 3 * 22  # three inputs of 20 residues and two special tokens
 
 
@@ -118,14 +118,14 @@ def test_an_encoder_of_the_hub_that_cannot_be_read_stops_the_run_and_its_estimat
     model = AffinityArguments(encoders=["nobody/no-such-encoder"])
     facts = look(model=model, data=write_table(tmp_path / "data.csv"))
     assert ("model", "stops") in names(facts)
-    assert "nobody/no-such-encoder" in facts.sketch.problems[0].text
+    assert "nobody/no-such-encoder" in facts.dry_run.problems[0].text
     assert (facts.main, facts.total_seconds) == (None, None)
 
 
 def test_a_dataset_of_the_hub_is_left_alone():
     facts = look(data=DataArguments(dataset_name="nobody/no-such-data"), model=MaskedLMArguments(model_size="esm2_8M"))
     assert names(facts) == []
-    assert "not downloaded" in facts.sketch.notes[0]
+    assert "not downloaded" in facts.dry_run.notes[0]
 
 
 def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(tmp_path):
@@ -134,7 +134,7 @@ def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(tmp_path):
     data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
     shape = MaskedLMArguments(model_size="demo")
     facts = look("t4", model=shape, data=data, max_steps=100, per_device_train_batch_size=4)
-    assert facts.sketch.problems == []
+    assert facts.dry_run.problems == []
     rows = main(facts).stage.num_rows["train"]
     assert main(facts).stage.num_tokens == 32 * rows
     assert (main(facts).schedule.steps, main(facts).schedule.epochs) == (100, pytest.approx(400 / rows))
@@ -145,7 +145,7 @@ def test_a_stream_without_a_number_of_steps_stops(tmp_path):
     path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
     data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
     shape = MaskedLMArguments(model_size="demo")
-    (finding,) = look(model=shape, data=data).sketch.problems
+    (finding,) = look(model=shape, data=data).dry_run.problems
     assert (finding.name, finding.level, finding.remedy) == ("stream", "stops", "--max_steps N")
 
 

@@ -15,9 +15,9 @@ from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.page import format_page
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.building import Inputs, build_model
-from hf_ext.generation.preparing import load_pairs, settle_columns
-from hf_ext.generation.sketching import count_flops, make_batch
-from hf_ext.generation.stages import settle_stage
+from hf_ext.generation.dry_run import count_flops, make_batch
+from hf_ext.generation.preparing import load_pairs, resolve_columns
+from hf_ext.generation.stages import resolve_stage
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import AntibodyGenerator, GeneratorConfig
 from hf_ext.plan import make_plan
@@ -56,7 +56,7 @@ def test_flops_are_about_those_that_torch_counts(architecture):
 
 def test_a_row_per_stage_has_the_rows_and_steps_that_it_would_take(pairs):
     facts = look(data=pairs, model={"stage": "auto"})
-    assert facts.sketch.problems == []
+    assert facts.dry_run.problems == []
     # 48 of 60 antigens train; of their 5 rows two are above 7. Steps of 32, of 64 and of 2 x 64.
     found = [(one.stage.title, one.stage.num_rows["train"], one.schedule.updates) for one in facts.stages]
     assert found == [("1 tiny", 96, 3 * 10), ("2 small", 96, 2 * 20), ("3 full", 240, 2 * 50)]
@@ -70,8 +70,8 @@ def test_a_row_per_stage_has_the_rows_and_steps_that_it_would_take(pairs):
 def test_the_plan_is_that_of_the_run(pairs, tmp_path):
     facts = look("t4", data=pairs)
     model_args, data_args = GeneratorArguments(**SMALL), DataArguments(dataset_name=pairs, label_column="pKd")
-    settle_columns(model_args, data_args, set())
-    settle_stage(1, model_args, data_args, facts.args, facts.args.explicit_fields)
+    resolve_columns(model_args, data_args, set())
+    resolve_stage(1, model_args, data_args, facts.args, facts.args.explicit_fields)
     data = load_pairs(model_args, data_args, {"label_column"}, output_dir=tmp_path, seed=42)
     inputs = Inputs()
     tokens = inputs.tokenize(data.antibodies("train"), data.affinities("train"))
@@ -100,7 +100,7 @@ def test_a_frozen_encoder_is_timed_once_and_what_it_stores_is_counted(pairs, tmp
 
 def test_without_rows_the_demo_is_sized_up():
     facts = look(model={"stage": "auto"})
-    assert facts.sketch.subject == "generated pairs"
+    assert facts.dry_run.subject == "generated pairs"
     assert [one.stage.num_rows["train"] for one in facts.stages] == [480, 480, 480]
     assert find_problems(facts) == []
     assert max(map(len, format_page(facts, []).splitlines())) <= 100
@@ -110,11 +110,11 @@ def test_without_rows_the_demo_is_sized_up():
 def test_what_the_run_would_refuse_stops_it_here(pairs, tmp_path):
     (tmp_path / "bad.csv").write_text("antigen,heavy,light,pKd\nMKT,EVQ,DIQ,7\nMKV,EV1,DIQ,8\nMKL,EVQ,DIQ,9\n")
     found = [
-        *look(data=str(tmp_path / "bad.csv")).sketch.problems,
-        *look(data=pairs, explicit=("min_affinity",), model={"min_affinity": 9.5}).sketch.problems,
-        *look(data=pairs, metric_for_best_model="rho").sketch.problems,
-        *look(data=pairs, push_to_hub=True, hub_token="hf_x", model={"stage": "auto"}).sketch.problems,
-        *look(data=pairs, use_peft=True).sketch.problems,
+        *look(data=str(tmp_path / "bad.csv")).dry_run.problems,
+        *look(data=pairs, explicit=("min_affinity",), model={"min_affinity": 9.5}).dry_run.problems,
+        *look(data=pairs, metric_for_best_model="rho").dry_run.problems,
+        *look(data=pairs, push_to_hub=True, hub_token="hf_x", model={"stage": "auto"}).dry_run.problems,
+        *look(data=pairs, use_peft=True).dry_run.problems,
     ]
     said = ["row 3, column 'heavy'", "--min_affinity 9.5 leaves 0 of 240", "rho", "push the stage that you want"]
     assert [finding.level for finding in found] == ["stops"] * 5
@@ -127,5 +127,5 @@ def test_one_training_row_without_affinities_is_no_finding(tmp_path):
     facts = look_at(
         model=GeneratorArguments(**SMALL), data=DataArguments(dataset_name=str(tmp_path / "three.csv")), **EACH_EPOCH
     )
-    assert facts.sketch.problems == []
+    assert facts.dry_run.problems == []
     assert main(facts).stage.num_rows["train"] == 1

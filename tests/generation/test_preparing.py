@@ -15,10 +15,10 @@ from hf_ext.data import DataArguments, TokenBudgetBatchSampler, count_tokens, ma
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.building import Inputs, build_inputs, build_model
-from hf_ext.generation.preparing import PairData, load_pairs, settle_columns
+from hf_ext.generation.preparing import PairData, load_pairs, resolve_columns
 from hf_ext.generation.rows import AntibodyRows
 from hf_ext.generation.sampling import load_generator, sample_pairs
-from hf_ext.generation.stages import check_auto, settle_stage
+from hf_ext.generation.stages import check_auto, resolve_stage
 from hf_ext.generation.task import TASK
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import AntibodyGenerator, GeneratorConfig
@@ -36,7 +36,7 @@ def make_table(num_antigens: int = 20, per_antigen: int = 5) -> Dataset:
 
 def load(tmp_path, *, table=None, explicit=(), data=None, name=None, **given):
     args, data_args = GeneratorArguments(**given), DataArguments(dataset_name=name, **(data or {}))
-    settle_columns(args, data_args, {*explicit})
+    resolve_columns(args, data_args, {*explicit})
     table = make_table() if table is None and name is None else table
     return load_pairs(args, data_args, {*explicit}, output_dir=tmp_path, seed=0, table=table)
 
@@ -125,7 +125,7 @@ def test_what_a_generator_cannot_do_and_bad_rows_are_refused(tmp_path):
 def settle(tmp_path, stage, *explicit, **given):
     model_args, data_args = GeneratorArguments(), DataArguments()
     args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
-    return settle_stage(stage, model_args, data_args, args, explicit), model_args, data_args, args
+    return resolve_stage(stage, model_args, data_args, args, explicit), model_args, data_args, args
 
 
 def test_a_stage_sets_what_the_user_did_not(tmp_path):
@@ -144,9 +144,9 @@ def test_the_learning_rate_goes_by_architecture_and_width_unless_it_was_given(tm
     ):
         args = FastTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", learning_rate=0.7)
         model_args = GeneratorArguments(**given)
-        settle_stage(stage, model_args, DataArguments(), args, ("learning_rate",))
+        resolve_stage(stage, model_args, DataArguments(), args, ("learning_rate",))
         assert args.learning_rate == 0.7
-        settle_stage(stage, model_args, DataArguments(), args, ())
+        resolve_stage(stage, model_args, DataArguments(), args, ())
         assert (args.learning_rate, args.encoder_learning_rate) == rates
 
 
@@ -265,8 +265,8 @@ def test_the_configuration_file_is_stage_3_on_a_frozen_encoder_as_its_card_can_t
     precision, passes, flags = CARDS[card]
     words = ["--config", str(CONFIGS / "generate_antibody.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
     parser, (model_args, data_args, args) = parse_command(TASK.all_arguments, TASK.defaults, None, [*words, *flags])
-    settle_stage(int(model_args.stage), model_args, data_args, args, parser.explicit)
-    settle_columns(model_args, data_args, parser.explicit)
+    resolve_stage(int(model_args.stage), model_args, data_args, args, parser.explicit)
+    resolve_columns(model_args, data_args, parser.explicit)
     assert (model_args.stage, model_args.size, model_args.encoder_training) == ("3", "full", "frozen")
     assert args.effective_batch_size == args.per_device_train_batch_size * passes == 128
     assert (args.num_train_epochs, args.early_stopping_patience) == (50, 5)  # of the stage

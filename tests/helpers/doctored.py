@@ -66,7 +66,7 @@ def healthy() -> Facts:
 
 def main(facts: Facts) -> StageFacts:
     """The only stage."""
-    assert facts.main is not None, facts.sketch.problems
+    assert facts.main is not None, facts.dry_run.problems
     return facts.main
 
 

@@ -14,7 +14,7 @@ import pytest
 from hf_ext.arguments import parse_command
 from hf_ext.data import check_inputs
 from hf_ext.errors import HfExtError
-from hf_ext.property import TASK, build_collator, settle_training
+from hf_ext.property import TASK, build_collator, resolve_training
 from hf_ext.property.building import build_model
 from hf_ext.property.rows import describe_rows, load_rows
 
@@ -110,7 +110,7 @@ def look_at(case: Case, folder: Path, encoder: str) -> str:
         TASK.all_arguments, TASK.defaults, None, case.command(folder, encoder)
     )
     data = load_rows(model_args, data_args, output_dir=folder / "out", seed=args.seed)
-    model_args.tower_training, args.use_peft = settle_training(model_args, args.use_peft)
+    model_args.tower_training, args.use_peft = resolve_training(model_args, args.use_peft)
     model = build_model(model_args, data_args.sequence_columns)
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)

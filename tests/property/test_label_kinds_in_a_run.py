@@ -18,7 +18,7 @@ from hf_ext.finished.evaluate import main as evaluate
 from hf_ext.finished.predict import main as predict
 from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.property import TASK
-from hf_ext.property.building import settle_residue_steps
+from hf_ext.property.building import resolve_residue_steps
 from hf_ext.reporting import read_run
 
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])
@@ -299,7 +299,7 @@ def test_the_record_is_json_and_names_the_kind(train):
 def test_residues_train_in_small_batches_for_few_epochs_unless_asked_otherwise(num_rows, explicit, rows, epochs):
     settings = {"num_train_epochs": 30, "per_device_train_batch_size": 32, "cached_batch_size": 1024}
     args = SimpleNamespace(**settings, gradient_accumulation_steps=1, world_size=1, explicit_fields={*explicit})
-    assert settle_residue_steps(args, ONE_NUMBER, num_rows) == ""
+    assert resolve_residue_steps(args, ONE_NUMBER, num_rows) == ""
     assert settings.items() <= vars(args).items()
-    settle_residue_steps(args, make_kind("residue_classification", ("label",), ("C", "H")), num_rows)
+    resolve_residue_steps(args, make_kind("residue_classification", ("label",), ("C", "H")), num_rows)
     assert (args.per_device_train_batch_size, args.num_train_epochs) == (rows, epochs)

@@ -10,7 +10,7 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import RowMetrics
 from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.property import TASK, AffinityArguments
-from hf_ext.property.measure import check_measure, describe_measure, settle_measure
+from hf_ext.property.measure import check_measure, describe_measure, resolve_measure
 from hf_ext.training_args import FastTrainingArguments
 
 CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))
@@ -18,12 +18,12 @@ CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))
 
 @pytest.fixture
 def parse():
-    """Training arguments of a command line of the recipe, after `settle_measure`, and the line that says so."""
+    """Training arguments of a command line of the recipe, after `resolve_measure`, and the line that says so."""
     defaults = TASK.defaults
 
     def parsed(words: str) -> tuple[FastTrainingArguments, str]:
         _, (model_args, args) = parse_command((AffinityArguments, FastTrainingArguments), defaults, "", words.split())
-        settle_measure(args, model_args.loss, ONE_NUMBER)
+        resolve_measure(args, model_args.loss, ONE_NUMBER)
         return args, describe_measure(args, model_args.loss)
 
     return parsed

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError
-from hf_ext.text import format_markdown_table, format_table
-from hf_ext.text import units
+from hf_ext.text import format_markdown_table, format_table, units
 
 ROWS = [["ridge", 0.8189, 26000, "1.7x"], ["constant", None, 5, "10 %"]]
 HEADERS = ["model", "spearman", "n", "speed"]

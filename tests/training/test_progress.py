@@ -1,4 +1,4 @@
-"""What a person watches: a bar on a terminal, lines elsewhere, why a run is slow; and that logs fit other watchers."""
+"""What a person watches: a bar on a terminal, lines elsewhere, why a run is slow; and that logs fit other callbacks."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines) -> None:
     assert said.startswith("Slow: it waits for data 50% of the time")
 
 
-# --- other watchers ---------------------------------------------------------------------------------------------------
+# --- other callbacks
 
 
 @pytest.mark.parametrize("eval_subset", [None, 100])

@@ -318,7 +318,7 @@ class SequenceCollator:
     def optional_inputs(self) -> list[str]:
         return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
 
-    def settle_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
+    def resolve_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
         """Sets what becomes of long inputs from here on; None leaves it as it is."""
         self.too_long = too_long or self.too_long
         for tokenizer in self.tokenizers.values() if self.too_long == "truncate" else ():

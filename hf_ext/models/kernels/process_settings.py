@@ -23,13 +23,13 @@ class Held(Generic[T]):
         self._write = write
         self._held: list[list[T]] = []  # what was set before, then each value held: lists, since values may be equal
 
-    def hold(self, value: T) -> Callable[[], None]:
+    def acquire(self, value: T) -> Callable[[], None]:
         """Sets it; what it returns releases it."""
         mine = [value]
         self._held = [*(self._held or [[self._read()]]), mine]
         self._write(value)
 
-        def let_go() -> None:
+        def release() -> None:
             held = self._held
             self._held = [one for one in self._held if one is not mine]
             if held and held[-1] is mine:
@@ -37,7 +37,7 @@ class Held(Generic[T]):
             if len(self._held) == 1:
                 self._held = []
 
-        return let_go
+        return release
 
 
 @contextmanager

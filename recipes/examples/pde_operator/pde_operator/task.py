@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hf_ext import Run
     from hf_ext.hardware import Hardware
     from hf_ext.reporting import Page
-    from hf_ext.tasks import Sketch
+    from hf_ext.tasks import DryRun
 
     from .steps import OperatorData
 
@@ -89,8 +89,8 @@ class OperatorTask(Task):
 
         return describe(results)
 
-    def sketch(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> Sketch:
-        """See `Task.sketch`."""
-        from .sketching import sketch_run
+    def dry_run(self, arguments: Sequence[Any], args: Any, hardware: Hardware) -> DryRun:
+        """See `Task.dry_run`."""
+        from .dry_run import make_dry_run
 
-        return sketch_run(arguments[0], args, hardware)
+        return make_dry_run(arguments[0], args, hardware)

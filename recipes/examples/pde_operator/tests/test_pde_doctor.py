@@ -26,7 +26,7 @@ def look_at(device="a100", model=GRID, **arguments):
 def test_the_plan_of_an_operator_is_that_of_the_real_model(card):
     few = {**GRID, "num_train_samples": 4}
     facts = look_at(card, model=few, speedups=["all", "muon"])
-    assert facts.sketch.problems == []
+    assert facts.dry_run.problems == []
     args = OperatorArguments(**few)
     samples = {"train": make_samples(4)}
     model = build_model(args, samples["train"])
@@ -46,7 +46,7 @@ def test_flops_of_an_operator_are_those_of_the_trunk_and_a_tenth_for_what_stands
 
 
 def test_what_would_stop_an_operator_is_a_finding():
-    (problem,) = look_at(model=GRID, metric_for_best_model="rmse").sketch.problems
+    (problem,) = look_at(model=GRID, metric_for_best_model="rmse").dry_run.problems
     assert (problem.name, problem.level) == ("arguments", "stops")
 
 

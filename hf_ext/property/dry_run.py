@@ -22,7 +22,7 @@ from ..memory import affinity_batch
 from ..models import AffinityModel, build_config, build_encoder
 from ..plan import Plan
 from ..speedups import lora_settings
-from ..tasks import MakeBatch, Part, RowLengths, Sketch, Stage, read_lengths, sketch_encoder
+from ..tasks import DryRun, MakeBatch, Part, RowLengths, Stage, dry_run_encoder, read_lengths
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import (
@@ -30,11 +30,11 @@ from .building import (
     fill_in_demo,
     model_settings,
     read_towers,
-    settle_encoders,
-    settle_residue_steps,
-    settle_training,
+    resolve_encoders,
+    resolve_residue_steps,
+    resolve_training,
 )
-from .measure import check_measure, describe_measure, settle_measure
+from .measure import check_measure, describe_measure, resolve_measure
 from .rows import describe_rows, load_rows
 from .scoring import read_requirements
 
@@ -42,39 +42,41 @@ EMBEDDING_BYTES = 4  # of a number on disk, of a sequence's embedding
 STATE_BYTES = 2  # of a residue's
 
 
-def sketch_run(
+def make_dry_run(
     given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
-) -> Sketch:
+) -> DryRun:
     """Reads rows and configurations as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:
-        given, data_args, args: as parsed; settled as the recipe does. Without `dataset_name` the demo's are filled in.
+        given, data_args, args: as parsed; resolved as the recipe does. Without `dataset_name` the demo's are filled in.
 
     Cost: reading the data, near copies between splits included; of Hub encoders their config.json.
     """
-    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None, "--encoders")
+    dry_run = DryRun(str(data_args.dataset_name), data_args.dataset_name is None, "--encoders")
     with tempfile.TemporaryDirectory() as scratch:
         table = None
         if data_args.dataset_name is None:
-            sketch.subject = "generated rows and two small untrained encoders"
+            dry_run.subject = "generated rows and two small untrained encoders"
             table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
-        sketch.notes += filter(None, [settle_encoders(given, args, hardware)])
-        loaded = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, scratch, table))
+        dry_run.notes += filter(None, [resolve_encoders(given, args, hardware)])
+        loaded = dry_run.attempt("data", lambda: _load(dry_run, given, data_args, args, scratch, table))
         splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, Number())
-        model = sketch.attempt("model", lambda: _build(given, data_args, args, kind))
-        sketch.attempt("measure", lambda: _read_measure(sketch, given, data_args, args, kind, splits.get("validation")))
+        model = dry_run.attempt("model", lambda: _build(given, data_args, args, kind))
+        dry_run.attempt(
+            "measure", lambda: _read_measure(dry_run, given, data_args, args, kind, splits.get("validation"))
+        )
         if model is None:
-            return sketch
-        args = sketch.settle_stock(given, args)
+            return dry_run
+        args = dry_run.resolve_stock(given, args)
         inputs = model.config.input_columns
         collate = partial(build_collator, model, data_args, given.max_length)
-        limits = sketch.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)
+        limits = dry_run.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)
         lengths = read_lengths(splits, inputs, limits)
-        sketch.stages.append(
+        dry_run.stages.append(
             Stage(
                 args,
                 model,
-                [_sketch_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
+                [_dry_run_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
                 partial(_as_trained, model, lengths.longest),
                 lengths,
                 rows=splits.get("train"),
@@ -82,58 +84,58 @@ def sketch_run(
                 num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
             )
         )
-    sketch.check_stream(lengths, args)
-    return sketch
+    dry_run.check_stream(lengths, args)
+    return dry_run
 
 
 def _build(
     given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
 ) -> AffinityModel:
-    given.tower_training, args.use_peft = settle_training(given, args.use_peft)
+    given.tower_training, args.use_peft = resolve_training(given, args.use_peft)
     specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
     with torch.device("meta"):
         return AffinityModel(build_config(specs, towers, **model_settings(given, kind)))
 
 
 def _load(
-    sketch: Sketch,
+    dry_run: DryRun,
     given: AffinityArguments,
     data_args: DataArguments,
     args: FastTrainingArguments,
     scratch: str,
     table: Any,
 ) -> Any:
-    if not sketch.is_read(data_args.dataset_name):
+    if not dry_run.is_read(data_args.dataset_name):
         return None
     loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
     num_rows = None if data_args.streaming else len(loaded.splits["train"])
-    sketch.notes += filter(None, [settle_residue_steps(args, loaded.kind, num_rows)])
-    sketch.report = loaded.report
-    sketch.describe = partial(describe_rows, loaded)
+    dry_run.notes += filter(None, [resolve_residue_steps(args, loaded.kind, num_rows)])
+    dry_run.report = loaded.report
+    dry_run.describe = partial(describe_rows, loaded)
     return loaded
 
 
 def _read_measure(
-    sketch: Sketch,
+    dry_run: DryRun,
     given: AffinityArguments,
     data_args: DataArguments,
     args: FastTrainingArguments,
     kind: LabelKind,
     validation: Any,
 ) -> None:
-    settle_measure(args, given.loss, kind)
+    resolve_measure(args, given.loss, kind)
     metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
     check_measure(args, given.loss, metrics, validation)
     read_requirements(given, data_args, kind)
-    sketch.measure = describe_measure(args, given.loss, metrics)
+    dry_run.measure = describe_measure(args, given.loss, metrics)
 
 
-def _sketch_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
+def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     spec = model.config.encoder_specs[index]
     names = [name for tower in model.config.tower_specs if tower.encoder == index for name in tower.names]
     with torch.device("meta"):
         encoder = build_encoder(spec)
-    part = sketch_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
+    part = dry_run_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
     num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
     if model.config.kind.per_residue:
         num_bytes = round(part.num_distinct * lengths.mean[names[0]] * part.width * STATE_BYTES)

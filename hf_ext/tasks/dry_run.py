@@ -1,6 +1,6 @@
 """A run before it starts: what it would read, hold and compute. Each task draws its own, without weights or training.
 
-`Task.sketch` gives one; whoever tells time, memory and disk in advance (the doctor) knows nothing else of a task.
+`Task.dry_run` gives one; whoever tells time, memory and disk in advance (the doctor) knows nothing else of a task.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def read_lengths(
 
 
 @dataclass
-class Sketch:
+class DryRun:
     """What a task knows of its run: its stages, what reading its rows said, and what is wrong.
 
     Attributes:
@@ -266,7 +266,7 @@ class Sketch:
         if lengths.is_stream and args.max_steps <= 0:
             self.stop("stream", "a stream has no length, so when training ends is not known", "--max_steps N")
 
-    def settle_stock(self, given: Any, args: FastTrainingArguments) -> Any:
+    def resolve_stock(self, given: Any, args: FastTrainingArguments) -> Any:
         """Returns `args` as a run with `--stock_trainer` has them, where that was asked for."""
         if not given.stock_trainer:
             return args
@@ -282,7 +282,7 @@ class Sketch:
             self.problems.append(finding)
 
 
-def sketch_encoder(
+def dry_run_encoder(
     model: PreTrainedModel, training: Training, source: str | None, lengths: RowLengths, names: Sequence[str]
 ) -> Part:
     """Describes an encoder, of whose layers `TIMED_LAYERS` are timed.

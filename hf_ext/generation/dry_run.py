@@ -20,12 +20,12 @@ from ..hardware import Hardware
 from ..masked_lm import EVALUATION_METRICS
 from ..models import AntibodyGenerator, EncoderSpec, GeneratorConfig, build_encoder
 from ..reporting import summarize_data
-from ..tasks import Part, RowLengths, Sketch, Stage, Step, read_lengths, sketch_encoder
+from ..tasks import DryRun, Part, RowLengths, Stage, Step, dry_run_encoder, read_lengths
 from ..training_args import FastTrainingArguments
 from .arguments import GeneratorArguments
 from .building import build_config, fill_in_demo
-from .preparing import load_pairs, settle_columns
-from .stages import STAGES, check_auto, settle_stage
+from .preparing import load_pairs, resolve_columns
+from .stages import STAGES, check_auto, resolve_stage
 
 STATE_BYTES = 4  # of a number of a frozen encoder's states, on disk
 RESIDUE = 5  # an id in the generator's vocabulary and in that of ESM
@@ -52,40 +52,40 @@ class Rows:
         return tokens[:most]
 
 
-def sketch_run(
+def make_dry_run(
     given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
-) -> Sketch:
+) -> DryRun:
     """Describes all three stages, whichever `--stage` names; what fails becomes a problem.
 
     Args:
-        given, data_args, args: as parsed; `data_args` is settled, as the recipe does.
+        given, data_args, args: as parsed; `data_args` is resolved, as the recipe does.
 
     Cost: reading the data as the run would, once.
     """
-    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None)
-    sketch.encoder_flag = "--antigen_encoder" if given.architecture == "esm" else ""
-    sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
+    dry_run = DryRun(str(data_args.dataset_name), data_args.dataset_name is None)
+    dry_run.encoder_flag = "--antigen_encoder" if given.architecture == "esm" else ""
+    dry_run.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
     if given.stage == "auto":
-        sketch.attempt("arguments", lambda: check_auto(args))
-    num_problems = len(sketch.problems)
-    sketch.attempt("arguments", lambda: settle_columns(given, data_args, args.explicit_fields))
-    if len(sketch.problems) > num_problems:
-        return sketch
+        dry_run.attempt("arguments", lambda: check_auto(args))
+    num_problems = len(dry_run.problems)
+    dry_run.attempt("arguments", lambda: resolve_columns(given, data_args, args.explicit_fields))
+    if len(dry_run.problems) > num_problems:
+        return dry_run
     table = None
     if data_args.dataset_name is None:
-        sketch.subject = "generated pairs"
+        dry_run.subject = "generated pairs"
         table = fill_in_demo(given, args, frozenset(args.explicit_fields))
-    if not sketch.is_read(data_args.dataset_name):
-        return sketch
-    rows = sketch.attempt("data", lambda: _load(sketch, given, data_args, args, table))
+    if not dry_run.is_read(data_args.dataset_name):
+        return dry_run
+    rows = dry_run.attempt("data", lambda: _load(dry_run, given, data_args, args, table))
     for number in STAGES if rows else ():
-        stage = sketch.attempt("model", partial(_sketch_stage, number, rows, given, data_args, args))
-        sketch.stages += [stage] if stage else []
-    return sketch
+        stage = dry_run.attempt("model", partial(_dry_run_stage, number, rows, given, data_args, args))
+        dry_run.stages += [stage] if stage else []
+    return dry_run
 
 
 def _load(
-    sketch: Sketch, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, table: Any
+    dry_run: DryRun, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments, table: Any
 ) -> Rows:
     """Loads all rows, so that the limits and the filter of each stage can be taken from them."""
     given = copy.copy(given)
@@ -93,8 +93,8 @@ def _load(
     given.min_affinity = given.max_validation_samples = data_args.max_train_samples = None
     with tempfile.TemporaryDirectory() as scratch:
         data = load_pairs(given, data_args, args.explicit_fields, output_dir=scratch, seed=args.seed, table=table)
-    sketch.report = data.report
-    sketch.describe = partial(summarize_data, data.report)
+    dry_run.report = data.report
+    dry_run.describe = partial(summarize_data, data.report)
     splits = {}
     for name in data.splits:
         rows = data.antibodies(name)
@@ -107,7 +107,7 @@ def _load(
     return Rows(lengths, np.array(tokens, np.int64), known)
 
 
-def _sketch_stage(
+def _dry_run_stage(
     number: int, rows: Rows, given: GeneratorArguments, data_args: DataArguments, args: FastTrainingArguments
 ) -> Stage:
     stages = given.stages
@@ -116,14 +116,14 @@ def _sketch_stage(
     given = copy.copy(given)
     data_args = copy.copy(data_args)
     args = copy.copy(args)
-    settle_stage(number, given, data_args, args, explicit)
+    resolve_stage(number, given, data_args, args, explicit)
     tokens = rows.take(given, data_args.max_train_samples)
     with torch.device("meta"):
         model: Any = AntibodyGenerator(build_config(given, args))
     batch = partial(make_batch, model)
     mean = [lengths.mean["antigen"], lengths.mean["pair"]]
     longest = [lengths.longest["antigen"], lengths.longest["pair"]]
-    parts = _sketch_encoder(model, lengths)
+    parts = _dry_run_encoder(model, lengths)
     is_encoder_kept = bool(parts) and parts[0].training == "frozen"
     generator = Part(
         f"a generator ({given.size})",
@@ -184,13 +184,13 @@ def _make_step(
     return Step(model, batch(*map(round, mean), rows, device))
 
 
-def _sketch_encoder(model: AntibodyGenerator, lengths: RowLengths) -> list[Part]:
+def _dry_run_encoder(model: AntibodyGenerator, lengths: RowLengths) -> list[Part]:
     """Describes a pretrained encoder of antigens, and what it reads once where it is frozen; nothing without one."""
     if model.config.antigen_encoder is None:
         return []
     spec = EncoderSpec(**model.config.antigen_encoder)
     with torch.device("meta"):
         encoder = build_encoder(spec)
-    part = sketch_encoder(encoder, spec.training, spec.name_or_path, lengths, ["antigen"])
+    part = dry_run_encoder(encoder, spec.training, spec.name_or_path, lengths, ["antigen"])
     stored = round(part.num_distinct * lengths.mean["antigen"]) * part.width * STATE_BYTES
     return [replace(part, dtype="fp32", stored_bytes=stored, is_read_while_training=False)]

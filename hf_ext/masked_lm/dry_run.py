@@ -19,7 +19,7 @@ from ..memory import masked_lm_batch
 from ..models import input_name
 from ..plan import Plan
 from ..reporting import summarize_data
-from ..tasks import MakeBatch, Sketch, Stage, read_lengths, sketch_encoder, with_adapters
+from ..tasks import DryRun, MakeBatch, Stage, dry_run_encoder, read_lengths, with_adapters
 from ..training_args import FastTrainingArguments
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES
@@ -35,9 +35,9 @@ from .steps import (
 )
 
 
-def sketch_run(
+def make_dry_run(
     given: MaskedLMArguments, data_args: DataArguments, args: FastTrainingArguments, hardware: Hardware
-) -> Sketch:
+) -> DryRun:
     """Reads rows and configuration as the recipe would; what fails becomes a problem, and the rest goes on without it.
 
     Args:
@@ -45,23 +45,23 @@ def sketch_run(
 
     Cost: reading the data, near copies between splits included; of a model on the Hub its config.json.
     """
-    sketch = Sketch(str(data_args.dataset_name), data_args.dataset_name is None, "--model_name_or_path")
+    dry_run = DryRun(str(data_args.dataset_name), data_args.dataset_name is None, "--model_name_or_path")
     table = None
     if data_args.dataset_name is None:
-        sketch.subject = "generated sequences"
+        dry_run.subject = "generated sequences"
         table = make_demo_sequences()
         fill_in_demo(given)
-    model = sketch.attempt("model", lambda: _build(given))
+    model = dry_run.attempt("model", lambda: _build(given))
     with tempfile.TemporaryDirectory() as scratch:
-        splits = sketch.attempt("data", lambda: _load(sketch, data_args, args, scratch, table)) or {}
-    sketch.attempt("measure", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
-    sketch.attempt("measure", lambda: parse_requirements(given.require, SCORES))
+        splits = dry_run.attempt("data", lambda: _load(dry_run, data_args, args, scratch, table)) or {}
+    dry_run.attempt("measure", lambda: check_metric_name(args.metric_for_best_model, EVALUATION_METRICS))
+    dry_run.attempt("measure", lambda: parse_requirements(given.require, SCORES))
     if model is None:
-        return sketch
+        return dry_run
     columns = list(data_args.sequence_columns)
     inputs = {input_name(columns): columns}
     name = given.model_name_or_path
-    limits = sketch.find_limits(
+    limits = dry_run.find_limits(
         [name],
         inputs,
         splits,
@@ -69,9 +69,9 @@ def sketch_run(
         lambda: build_collator(build_tokenizer(given), model, given, data_args, args.seed),
     )
     lengths = read_lengths(splits, inputs, limits)
-    sketch.check_stream(lengths, args)
-    args = sketch.settle_stock(given, args)
-    part = sketch_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
+    dry_run.check_stream(lengths, args)
+    args = dry_run.resolve_stock(given, args)
+    part = dry_run_encoder(model, "lora" if args.use_peft else "full", name, lengths, [*inputs])
     shown = name or given.model_size or "a new model"
     stage = Stage(
         args,
@@ -82,8 +82,8 @@ def sketch_run(
         rows=splits.get("train"),
         inputs=SimpleNamespace(columns=inputs),
     )
-    sketch.stages.append(stage)
-    return sketch
+    dry_run.stages.append(stage)
+    return dry_run
 
 
 def _build(given: MaskedLMArguments) -> PreTrainedModel:
@@ -97,12 +97,12 @@ def _build(given: MaskedLMArguments) -> PreTrainedModel:
     return model
 
 
-def _load(sketch: Sketch, data_args: DataArguments, args: FastTrainingArguments, scratch: str, table: Any) -> Any:
-    if not sketch.is_read(data_args.dataset_name):
+def _load(dry_run: DryRun, data_args: DataArguments, args: FastTrainingArguments, scratch: str, table: Any) -> Any:
+    if not dry_run.is_read(data_args.dataset_name):
         return None
     loaded = load_data(data_args, output_dir=scratch, seed=args.seed, needs_labels=False, table=table)
-    sketch.report = loaded.report
-    sketch.describe = partial(summarize_data, loaded.report)
+    dry_run.report = loaded.report
+    dry_run.describe = partial(summarize_data, loaded.report)
     return loaded.splits
 
 

@@ -10,7 +10,7 @@ import torch
 from hf_ext.arguments import check_metric_name
 from hf_ext.hardware import Hardware
 from hf_ext.models import flop_counter, require_base
-from hf_ext.tasks import Part, RowLengths, Sketch, Stage, Step, with_adapters
+from hf_ext.tasks import DryRun, Part, RowLengths, Stage, Step, with_adapters
 
 from .arguments import OperatorArguments
 from .configuration import TASKS, OperatorConfig
@@ -20,30 +20,30 @@ from .results import ErrorMetrics
 from .steps import build_collator, build_terms
 
 
-def sketch_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Sketch:
+def make_dry_run(given: OperatorArguments, args: Any, hardware: Hardware) -> DryRun:
     """Describes the operator without weights, with the terms of its loss.
 
     What is wrong with the arguments becomes a problem.
     """
-    sketch = Sketch(f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
+    dry_run = DryRun(f"{given.num_train_samples:,} samples of {' and '.join(given.tasks)}")
     if args.use_peft:
-        sketch.attempt("arguments", lambda: require_base(None))
+        dry_run.attempt("arguments", lambda: require_base(None))
     metrics = ErrorMetrics(given.tasks).row_metrics
-    sketch.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, metrics))
-    args = sketch.settle_stock(given, args)
+    dry_run.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, metrics))
+    args = dry_run.resolve_stock(given, args)
     if not given.dataset_name:
-        sketch.notes.append(
+        dry_run.notes.append(
             f"Samples are generated first, {given.num_train_samples:,} to "
             f"train on and twice {given.num_eval_samples:,} of each task; that is not in the estimate."
         )
     if given.inverse_loss_every or given.physics_every:
-        sketch.notes.append("Inverse losses and physics priors are not in the estimate.")
-    stage = sketch.attempt("model", lambda: _sketch_stage(given, args))
-    sketch.stages += [stage] if stage else []
-    return sketch
+        dry_run.notes.append("Inverse losses and physics priors are not in the estimate.")
+    stage = dry_run.attempt("model", lambda: _dry_run_stage(given, args))
+    dry_run.stages += [stage] if stage else []
+    return dry_run
 
 
-def _sketch_stage(given: OperatorArguments, args: Any) -> Stage:
+def _dry_run_stage(given: OperatorArguments, args: Any) -> Stage:
     config = OperatorConfig(**given.shape)
     with torch.device("meta"):
         model = OperatorTransformer(config)
