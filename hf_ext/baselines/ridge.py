@@ -12,9 +12,9 @@ from ..errors import DataError
 from ..evaluation import FloatArray, as_column, as_groups, count_not_finite
 
 # Relative to the mean eigenvalue of the standardised features (which is 1): from next to none to next to constant.
-DEFAULT_LAMBDAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
+DEFAULT_ALPHAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
 CHUNK_BYTES = 48 * 2**20
-CONSTANT_SPREAD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
+CONSTANT_STD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
 NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than features: rounding
 
 K = 3
@@ -52,7 +52,7 @@ def predict_group_means(
 
 
 class RidgeBaseline:
-    """Linear regression on centred features, its penalty chosen by the validation RMSE; exact, no iterations.
+    """Linear regression on centred features, its alpha chosen by the validation RMSE; exact, no iterations.
 
     The features are read in chunks and summed in float64, so they may be float16 or float32 and memory-mapped. With
     fewer rows than features the rows' inner products are decomposed instead, which gives the same weights for less.
@@ -61,23 +61,24 @@ class RidgeBaseline:
     cores, some 0.3 GB beside the features.
 
     Args:
-        lambdas: penalties to choose from, relative to the mean eigenvalue of the scaled features.
-        standardize: divide each feature by its own spread, for features in different units such as embeddings. False
-            divides all by one number, for counts of residues: standardised, a residue that one training row has would
-            weigh as much as one that half of them have (beta-lactamase: Spearman 0.714 instead of 0.732).
+        alphas: strengths of the L2 penalty to choose from, relative to the mean eigenvalue of the scaled features.
+        standardize: divide each feature by its own standard deviation, for features in different units such as
+            embeddings. False divides all by one number, for counts of residues: standardised, a residue that one
+            training row has would weigh as much as one that half of them have (beta-lactamase: Spearman 0.714 instead
+            of 0.732).
 
     Attributes after `fit`:
         weights: (d,) float64, for raw features; intercept: float.
-        best_lambda: the chosen penalty, in units of the mean eigenvalue of the scaled features' covariance.
+        best_alpha: the chosen alpha, in units of the mean eigenvalue of the scaled features' covariance.
         validation_rmse: with it, label units.
     """
 
-    def __init__(self, lambdas: Sequence[float] = DEFAULT_LAMBDAS, *, standardize: bool = True) -> None:
-        self.lambdas: FloatArray = np.unique(np.asarray(lambdas, dtype=np.float64))
+    def __init__(self, alphas: Sequence[float] = DEFAULT_ALPHAS, *, standardize: bool = True) -> None:
+        self.alphas: FloatArray = np.unique(np.asarray(alphas, dtype=np.float64))
         self.standardize = standardize
 
     def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
-        """Fits every penalty of the grid at once and keeps the one with the smallest validation RMSE.
+        """Fits every alpha of the grid at once and keeps the one with the smallest validation RMSE.
 
         Args:
             features: (n, d) array or memory map, any float dtype.
@@ -91,14 +92,14 @@ class RidgeBaseline:
         held_out = np.asanyarray(validation_features)
         labels = _finite_targets(targets, "targets", train)
         held_out_labels = _finite_targets(validation_targets, "validation_targets", held_out)
-        weights, intercepts = solve_ridges(train, labels, self.lambdas, standardize=self.standardize)
-        errors = np.zeros(len(self.lambdas))
+        weights, intercepts = solve_ridges(train, labels, self.alphas, standardize=self.standardize)
+        errors = np.zeros(len(self.alphas))
         for rows, chunk in chunks(held_out):
             residual = chunk @ weights + intercepts - held_out_labels[rows][:, None]
             errors += np.einsum("nl,nl->l", residual, residual)
         rmse = np.sqrt(errors / len(held_out_labels))
-        best = len(rmse) - 1 - int(np.argmin(rmse[::-1]))  # of equals the strongest penalty
-        self.best_lambda = float(self.lambdas[best])
+        best = len(rmse) - 1 - int(np.argmin(rmse[::-1]))  # of equals the strongest alpha
+        self.best_alpha = float(self.alphas[best])
         self.validation_rmse = float(rmse[best])
         self.weights = weights[:, best]
         self.intercept = float(intercepts[best])
@@ -115,14 +116,14 @@ class RidgeBaseline:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able, without the weights; after `fit`."""
-        chosen = {"best_lambda": self.best_lambda, "validation_rmse": self.validation_rmse}
+        chosen = {"best_lambda": self.best_alpha, "validation_rmse": self.validation_rmse}
         return {"kind": "ridge", "num_features": len(self.weights), **chosen}
 
 
 def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatArray]:
     """Computes mean and inverse standard deviation of each feature; one that does not vary gets 0 and so no weight.
 
-    Two passes: the mean first, then the spread around it, which is exact also where the mean is large.
+    Two passes: the mean first, then the squares around it, which is exact also where the mean is large.
     """
     num_rows, num_features = features.shape
     total, largest, squares = np.zeros((3, num_features))
@@ -133,35 +134,35 @@ def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatAr
     for _, chunk in chunks(features):
         centred = chunk - mean
         squares += np.einsum("nd,nd->d", centred, centred)
-    spread = np.sqrt(squares / num_rows)
-    varies = spread > CONSTANT_SPREAD * largest
+    std = np.sqrt(squares / num_rows)
+    varies = std > CONSTANT_STD * largest
     if not each_by_its_own and varies.any():
-        spread = np.full_like(spread, np.sqrt(np.mean(spread[varies] ** 2)))
-    return mean, np.divide(1.0, spread, out=np.zeros_like(spread), where=varies)
+        std = np.full_like(std, np.sqrt(np.mean(std[varies] ** 2)))
+    return mean, np.divide(1.0, std, out=np.zeros_like(std), where=varies)
 
 
 def solve_ridges(
-    features: Any, labels: FloatArray, lambdas: FloatArray, *, standardize: bool = True
+    features: Any, labels: FloatArray, alphas: FloatArray, *, standardize: bool = True
 ) -> tuple[FloatArray, FloatArray]:
-    """Solves ridge regressions of several penalties by one eigendecomposition, of size min(n, d).
+    """Solves ridge regressions of several alphas by one eigendecomposition, of size min(n, d).
 
     Args:
         features, standardize: as in `RidgeBaseline`.
         labels: (n,), or (n, k), each of which is fitted for itself.
-        lambdas: (l,) penalties, relative to the mean eigenvalue of the scaled features.
+        alphas: (l,) strengths of the L2 penalty, relative to the mean eigenvalue of the scaled features.
 
     Returns:
         Weights (d, l) or (d, l, k), for raw features, and intercepts (l,) or (l, k).
     """
     mean, axes, variances = principal_axes(features, standardize)
-    level = labels.mean(0)
+    center = labels.mean(0)
     moment = np.zeros((len(mean), *labels.shape[1:]))
     for rows, chunk in chunks(features):
-        moment += (chunk - mean).T @ (labels[rows] - level)
+        moment += (chunk - mean).T @ (labels[rows] - center)
     projected = axes.T @ (moment / len(labels))
-    shrunk = [projected.T / (variances + penalty) for penalty in lambdas]
+    shrunk = [projected.T / (variances + alpha) for alpha in alphas]
     weights = np.stack([axes @ one.T for one in shrunk], 1)
-    return weights, level - np.tensordot(mean, weights, 1)
+    return weights, center - np.tensordot(mean, weights, 1)
 
 
 def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:

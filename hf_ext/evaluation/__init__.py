@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         parse_requirements,
         raise_failed,
     )
-    from .resampling import MIN_UNITS, ResamplingUnits, check_units, unit_facts
+    from .resampling import MIN_GROUPS, ResamplingGroups, check_groups, group_facts
     from .row_metrics import ChosenRows, RowMetrics, choose_rows, unpack_labelled
     from .scores import PairedComparison, Score, compare_paired, make_score, score_mean, score_predictions
     from .stopping_rule import StoppingDecision, StoppingRule

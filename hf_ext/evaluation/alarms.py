@@ -11,7 +11,7 @@ from ..labels import show_names
 from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
 from .metrics import MetricValue
 
-MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
+MIN_ROWS = 30  # below this, shares and standard deviations are too uncertain to raise an alarm about
 MIN_SPREAD_RATIO = 0.1
 NEAR_CONSTANT = "close to a constant"
 FEW_DISTINCT_SHARE = 0.01
@@ -40,11 +40,10 @@ def examine_numbers(predictions: Any, references: Any) -> Examined:
     measured = measured[finite]
     report = _describe(predicted, len(finite))
     of_references = _describe(measured, len(finite))
-    spread = report["std"]
-    constant = of_references["std"]
+    reference_std = of_references["std"]
     report |= {
-        "reference_std": constant,
-        "spread_ratio": spread / constant if constant else None,
+        "reference_std": reference_std,
+        "spread_ratio": report["std"] / reference_std if reference_std else None,
         "rmse": float(np.sqrt(np.mean((predicted - measured) ** 2))) if len(measured) else None,
         "looks_bfloat16": _looks_bfloat16(predicted),
     }
@@ -220,7 +219,7 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
 
 
 def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
-    """Describes range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
+    """Describes range, std and ties of the finite ones of `num_rows` numbers; None where there are none."""
     if not len(values):
         nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
         return {**nothing, "n": num_rows, "num_distinct": 0}

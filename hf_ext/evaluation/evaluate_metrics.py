@@ -57,7 +57,7 @@ class RegressionMetric(evaluate.Metric):
             raise ArgumentError(f"{name}: groups=None; one group name per row is needed.")
         at = self.threshold if threshold is None else threshold
         given = groups if name == GROUP_METRIC else None
-        score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
+        score = score_predictions(predictions, references, group_names=given, threshold=at, num_resamples=0)[name]
         if score["undefined"]:
             return {name: math.nan, f"{name}_undefined": score["undefined"]}
         return {name: score["value"]}

@@ -16,7 +16,7 @@ from ..text import metric_name
 from ._arrays import FloatArray, as_pair
 from .kinds import metrics_of, rows_for
 from .metrics import ERRORS, Regression, at_limits, is_ratio
-from .resampling import ResamplingUnits, check_units, percentile_interval, resample
+from .resampling import ResamplingGroups, check_groups, percentile_interval, resample
 from .scores import PairedComparison, check_comparison, compare_rows
 
 MODEL = "model"
@@ -63,7 +63,7 @@ class _Case:
     sides: FloatArray
     kind: LabelKind | None
     metric: str
-    units: ResamplingUnits | None
+    groups: ResamplingGroups | None
     options: dict[str, Any]
 
     @property
@@ -83,13 +83,13 @@ class _Case:
     def compare(self, baseline: str, metric: str, model: str = "the model") -> PairedComparison:
         rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
         names = baseline, model
-        return compare_rows(rows[baseline], rows[MODEL], metric, names=names, units=self.units, **self.options)
+        return compare_rows(rows[baseline], rows[MODEL], metric, names=names, groups=self.groups, **self.options)
 
-    def name_units(self, verdict: Verdict) -> Verdict:
+    def name_groups(self, verdict: Verdict) -> Verdict:
         """Names what intervals resample, and says whether that is enough."""
-        if self.units is None:
+        if self.groups is None:
             return verdict
-        basis = self.units.why_not_enough() or f"Intervals resample {self.units.describe()}."
+        basis = self.groups.why_not_enough() or f"Intervals resample {self.groups.describe()}."
         return replace(verdict, text=f"{verdict.text} {basis}")
 
     def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
@@ -112,11 +112,11 @@ class _Case:
 
 def _make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind | None, options: Any) -> _Case:
     check_comparison(metric, kind)
-    given = {"bounds": None, "units": None, "threshold": None, **OPTIONS, **options}
-    bounds, units, threshold = (given.pop(name) for name in ("bounds", "units", "threshold"))
+    given = {"bounds": None, "groups": None, "threshold": None, **OPTIONS, **options}
+    bounds, groups, threshold = (given.pop(name) for name in ("bounds", "groups", "threshold"))
     rows = {name: rows_for(kind, values, labels, threshold, metric) for name, values in predictions.items()}
     sides = np.zeros(len(labels)) if bounds is None else as_pair(bounds, labels)[0]
-    return _Case(rows, sides, kind, metric, check_units(units, len(labels)), given)
+    return _Case(rows, sides, kind, metric, check_groups(groups, len(labels)), given)
 
 
 def judge(
@@ -138,21 +138,21 @@ def judge(
     Of another kind, in this order: predictions must not all be one class; a Matthews correlation must be above 0; in
     `metric` the model must be better than every baseline that has a value in it. Probabilities whose log loss is not
     shown to be below that of the frequencies in training are named.
-    Rows are resampled one by one, so this speaks about further rows of the same kind; with `units`
-    about further units, and fewer than 10 effective ones show nothing.
+    Rows are resampled one by one, so this speaks about further rows of the same kind; with `groups`
+    about further groups, and fewer than 10 effective ones show nothing.
 
     Args:
         labels: (n,) numbers; for token_loss how many predictions each row holds, for nrmse and accuracy 1; of another
             `kind` as `rows_for` takes them.
-        predictions: predictor -> (n,) numbers, row by row as `labels`, or as `rows_for` takes them; "model" is judged,
-            one of `CONSTANTS` is the constant, all others are baselines. For token_loss each row's summed loss in nats,
-            for nrmse its error, for accuracy whether it is right.
+        predictions: predictor -> (n,) numbers, row by row as `labels`, or as `rows_for` takes them; "model" is
+            compared, one of `CONSTANTS` is the constant, all others are baselines. For token_loss each row's summed
+            loss in nats, for nrmse its error, for accuracy whether it is right.
         is_scale_free: the model predicts an order only (a ranking loss): RMSE is not asked for.
         metric: that decides among baselines, as of `compare_paired`: the one by which the checkpoint was chosen. None:
             rmse, or spearman of an order; of another kind that of `metrics_of`. A baseline without a value in it
             is not compared.
         kind: of label; None: numbers.
-        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`; `units`, rows that were
+        options: `confidence`, `num_resamples`, `seed` and `threshold`, as in `compare_paired`; `groups`, rows that were
             held out together, and are resampled together, None: each by itself; `bounds`, (n,) of -1 (the truth is at
             or below the label), 1 (at or above), 0 (exact), or None: in the RMSE a prediction beyond such a limit is no
             error then.
@@ -169,7 +169,7 @@ def judge(
     case = _make_case(labels, predictions, metric, kind, options)
     has_many = metrics_of(kind).more_compared and is_ratio(metric)
     verdict = _judge_baselines(case, "") if has_many else _judge(case, is_scale_free)
-    return case.name_units(verdict or _undefined(case.num_rows, "there is no baseline to compare with"))
+    return case.name_groups(verdict or _undefined(case.num_rows, "there is no baseline to compare with"))
 
 
 def judge_pair(
@@ -215,7 +215,7 @@ def judge_pair(
     else:
         text = f"{second} is {outcome} than {first}: {numbers}"
     is_better = {"better": True, "worse": False}.get(outcome)
-    return case.name_units(Verdict(text, is_better, outcome, compared.n, first, compared.as_dict()))
+    return case.name_groups(Verdict(text, is_better, outcome, compared.n, first, compared.as_dict()))
 
 
 def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
@@ -265,12 +265,12 @@ def _describe_probabilities(case: _Case) -> str:
 
 def _judge_chance(case: _Case, metric: str, value: float, chance: str) -> Verdict | None:
     """Judges a metric that is 0 by chance and not above it; None where it is."""
-    units = case.units
+    groups = case.groups
     options = case.options
     num_rows = case.num_rows
-    samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], units)
-    low, high = percentile_interval(samples, options["confidence"], units)
-    if low is not None and low > 0 and (units is None or units.are_enough):
+    samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], groups)
+    low, high = percentile_interval(samples, options["confidence"], groups)
+    if low is not None and low > 0 and (groups is None or groups.are_enough):
         return None
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
     text = f"{chance}: {metric_name(metric)} {value:.3f}{interval}, {num_rows:,} rows."

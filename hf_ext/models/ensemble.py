@@ -108,8 +108,8 @@ class HeadEnsemble(nn.Module):
         num_outputs: of each member.
         link: from outputs to what is summed: "identity", "softmax" of classes, "sigmoid" of labels by themselves.
 
-    Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares` of the networks, (m,), and
-    `intercept`, (num_outputs,), what a constant adds to the sum.
+    Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares`, the weights of the networks,
+    (m,), and `intercept`, (num_outputs,), what a constant adds to the sum.
     """
 
     scales: torch.Tensor
@@ -147,11 +147,11 @@ class HeadEnsemble(nn.Module):
             return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
         return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
 
-    def add(self, view: str, share: float, stack: NetworkStack) -> None:
+    def add(self, view: str, weight: float, stack: NetworkStack) -> None:
         """Adds a member: the mean of the stack's networks, with this weight."""
         self.views.append(view)
         self.networks.append(stack.requires_grad_(False).eval())
-        self.shares = torch.cat([self.shares, self.shares.new_tensor([share])])
+        self.shares = torch.cat([self.shares, self.shares.new_tensor([weight])])
 
     def directions(self, features: torch.Tensor) -> torch.Tensor:
         """Maps (n, sum of widths), standardised, to (n, directions)."""
@@ -169,8 +169,8 @@ class HeadEnsemble(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
             total = self.intercept.expand(len(features), -1)
-            for view, share, stack in zip(self.views, self.shares, self.networks):
-                total = total + share * LINKS[self.link](stack(views[view])).mean(0)
+            for view, weight, stack in zip(self.views, self.shares, self.networks):
+                total = total + weight * LINKS[self.link](stack(views[view])).mean(0)
             if self.link == "identity":
                 return total.squeeze(-1)
             if self.link == "softmax":
