@@ -13,7 +13,8 @@ from ..data import draw_rows
 from ..evaluation import FloatArray, metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
-from .ridge import LETTERS, RidgeBaseline
+from .ridge import RidgeBaseline
+from .sequences import LETTERS
 
 NEIGHBOURS = (1, 3, 10)
 BLOCK_ROWS = 512  # that are compared with all training rows at once

@@ -20,7 +20,8 @@ from ..text import capitalize
 from ..training import encode_sequences
 from .by_kind import NearestBaseline, make_linear, predict_constant
 from .partners import find_partner, predict_by_partner
-from .ridge import SequenceFeatures, predict_group_means
+from .ridge import predict_group_means
+from .sequences import SequenceFeatures
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..labels import show_names
 from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
-from .metrics import MetricValue
+from .metrics.rows import MetricValue
 
 MIN_ROWS = 30  # below this, shares and standard deviations are too uncertain to raise an alarm about
 MIN_SPREAD_RATIO = 0.1

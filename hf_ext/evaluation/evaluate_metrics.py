@@ -11,7 +11,7 @@ import datasets
 import evaluate
 
 from ..errors import ArgumentError
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, score_names
+from .metrics.rows import DEFAULT_THRESHOLD, GROUP_METRIC, score_names
 from .scores import score_predictions
 
 METRIC_NAMES = score_names(DEFAULT_THRESHOLD, has_groups=True)

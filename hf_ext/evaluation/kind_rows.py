@@ -11,8 +11,8 @@ from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Outputs
 from ._arrays import Array, FloatArray, IntArray, to_numpy
 from .alarms import Examined
-from .class_metrics import find_shares
-from .metrics import Rows
+from .metrics.classes import find_shares
+from .metrics.rows import Rows
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ._arrays import FloatArray, as_groups
-from .metrics import Counted
+from .metrics.rows import Counted
 
 MIN_GROUPS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
 # 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the

@@ -15,7 +15,7 @@ from ..labels import LabelKind, Number
 from ._arrays import Array, FloatArray, IntArray, as_column, as_groups, count_not_finite, to_numpy
 from .kind_rows import KindRows
 from .kinds import metrics_of
-from .metrics import THRESHOLD_METRICS, Rows
+from .metrics.rows import THRESHOLD_METRICS, Rows
 
 LABEL_COLUMNS = ("label", "labels")
 

@@ -22,8 +22,9 @@ from ..hardware import detect_hardware
 from ..labels import LabelKind
 from ..models import AUTO_LAYER, AffinityModel, ModelArguments, final_norm_of, layers_of, load_encoder, pool
 from ..text import format_cell
-from .ensemble import Groups, make_folds, read_config_of, why_not_fitted
+from .ensemble import Groups, make_folds
 from .objectives import ALPHAS
+from .resolving import read_config_of, why_not_fitted
 
 NUM_LAYERS = 6  # of an encoder that are compared, evenly spaced: neighbours hardly differ
 MAX_ROWS = (4_000, 2_000)  # of training and of validation

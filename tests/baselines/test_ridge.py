@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_ext.baselines.ridge import RidgeBaseline, SequenceFeatures, predict_group_means
+from hf_ext.baselines.ridge import RidgeBaseline, predict_group_means
+from hf_ext.baselines.sequences import SequenceFeatures
 
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 

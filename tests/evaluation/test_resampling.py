@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hf_ext.evaluation import ResamplingGroups, judge, score_predictions
-from hf_ext.evaluation.metrics import Regression
+from hf_ext.evaluation.metrics.regression import Regression
 from hf_ext.evaluation.resampling import resample
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

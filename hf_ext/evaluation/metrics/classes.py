@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import Array, FloatArray, IntArray, count_not_finite, divide
-from .metrics import Counted, Rows, Summed
+from .._arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
+from .rows import Counted, Rows, Summed
 
 CLASS_METRICS = ("accuracy", "balanced_accuracy", "mcc", "macro_f1", "log_loss", "calibration_error")
 TWO_CLASS_METRICS = ("auroc", "average_precision")  # of the second class
