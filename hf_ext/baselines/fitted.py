@@ -46,7 +46,9 @@ def embed_distinct(
     exactly = in_float32(model, name, encode)
     table = torch.empty(len(sequences), model.embedding_sizes[name])
     for chosen in batches_by_tokens([*map(len, sequences)], TOKENS_PER_BATCH):
-        table[torch.tensor(chosen)] = encode_finite(encode, exactly, [sequences[i] for i in chosen])[0].float()
+        given = [sequences[i] for i in chosen]
+        values, *_ = encode_finite(encode, exactly, given)
+        table[torch.tensor(chosen)] = values.float()
     return table
 
 
@@ -82,7 +84,13 @@ def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
     if trainer.plan.applied("precision"):
         halve_encoders(Run(trainer.args, twin, trainer.data_collator, rows), trainer.plan.hardware)
     pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
-    return lambda name, given: (pretrained if name in twin.embedding_sizes else trainer.encode_distinct)(name, given)
+
+    def encode(name: str, sequences: Sequence[str]) -> torch.Tensor:
+        if name in twin.embedding_sizes:
+            return pretrained(name, sequences)
+        return trainer.encode_distinct(name, sequences)
+
+    return encode
 
 
 RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
@@ -107,8 +115,9 @@ class _Rows:
     @classmethod
     def read(cls, splits: list[Any], columns: list[str], of_rows: int, kind: LabelKind) -> _Rows:
         sequences = [[*zip(*read_columns(split, columns))] for split in splits]
+        labels = [known_labels(split) for split in splits]
         partner = find_partner(sequences[0]) if "partners" in kind.baselines else None
-        return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows, partner)
+        return cls(splits, columns, sequences, labels, of_rows, partner)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -131,8 +140,14 @@ class Baselines:
 
     def add_partners(self, name: str, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool) -> None:
         """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
-        given = rows.partner, features, rows.labels[:2], rows.sequences, pooled
-        predicted = predict_by_partner(*given, standardize=standardize)
+        predicted = predict_by_partner(
+            rows.partner,
+            features,
+            rows.labels[:2],
+            rows.sequences,
+            pooled,
+            standardize=standardize,
+        )
         columns = ", ".join(rows.columns[i] for i in rows.partner.columns)
         self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
 
@@ -181,9 +196,9 @@ def known_labels(rows: Any) -> FloatArray:
     return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
 
 
-def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
-    """Draws at most `num_rows` of a map-style split by `seed`, in their order; None: as many as a ridge sees."""
-    chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
+def sample_rows(rows: Any, seed: int, num_rows: int = RIDGE_ROWS) -> Any:
+    """Draws at most `num_rows` of a map-style split by `seed`, in their order."""
+    chosen = draw_rows(len(rows), seed, num_rows)
     return rows if len(chosen) == len(rows) else rows.select(chosen)
 
 
@@ -201,15 +216,17 @@ def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = 
 
     Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
     """
+    encode = encode or trainer.encode_distinct
     blocks = []
     collator = trainer.data_collator
     for name in trainer.model.embedding_sizes:
         numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), name in collator.optional_inputs)
         sequences = [join_parts(parts) for parts in inputs]
         by_length = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i]))
-        values = (encode or trainer.encode_distinct)(name, [sequences[i] for i in by_length])
+        values = encode(name, [sequences[i] for i in by_length])
         places = np.append(np.argsort(by_length), -1)  # -1, of a row that lacks the input, stays -1
-        index = torch.from_numpy(places.astype(np.int64)[numbers])
+        places = places.astype(np.int64)
+        index = torch.from_numpy(places[numbers])
         block = take_rows(values, index)
         if (index < 0).any():
             block[index < 0] = trainer.model.fill_of(name).to(block)
@@ -246,8 +263,9 @@ def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Row
     model = trainer.model
     encode: Encode = trainer.encode_distinct
     kind = model.config.kind
-    name = f"{model.config.kind.linear_name} on embeddings"
-    if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
+    name = f"{kind.linear_name} on embeddings"
+    is_trained = len(model.frozen_inputs) < len(model.embedding_sizes)
+    if is_trained:
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)
     try:

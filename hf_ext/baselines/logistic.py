@@ -64,22 +64,27 @@ def fit_logistic(
     narrow = np.pad(axes, ((0, 0), (0, 1))).astype(np.float32)
     is_set = labels.ndim == 2
     prior = np.repeat([[0.0], [1.0]], num_outputs, axis=1) if is_set else np.arange(num_outputs)
-    parts = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
-    inputs = torch.from_numpy(np.concatenate([*parts, np.zeros((len(prior), narrow.shape[1]), np.float32)]))
+    blocks = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
+    blocks.append(np.zeros((len(prior), narrow.shape[1]), np.float32))
+    inputs = torch.from_numpy(np.concatenate(blocks))
     inputs[:, -1] = 1  # of intercepts
-    targets = torch.from_numpy(np.nan_to_num(np.concatenate([labels, prior]), nan=UNKNOWN))
+    every = np.concatenate([labels, prior])
+    targets = torch.from_numpy(np.nan_to_num(every, nan=UNKNOWN))
     targets = targets.to(torch.float32 if is_set else torch.int64)
     counts = targets.ne(UNKNOWN).float()
     counts[len(labels) :] = PRIOR
     shares = find_shares(labels, None if is_set else num_outputs, PRIOR)
-    curves = torch.from_numpy(np.append(variances, 1.0)[:, None] * shares * (1 - shares))
+    squares = np.append(variances, 1.0)
+    curves = torch.from_numpy(squares[:, None] * shares * (1 - shares))
     weights = torch.zeros_like(curves)
     weights[-1] = torch.from_numpy(np.log(shares) - np.log1p(-shares) * is_set)
-    steps = int(np.clip(MAX_OPERATIONS / (4 * inputs.numel() * num_outputs * len(alphas)), MIN_STEPS, MAX_STEPS))
+    operations = 4 * inputs.numel() * num_outputs * len(alphas)
+    steps = int(np.clip(MAX_OPERATIONS / operations, MIN_STEPS, MAX_STEPS))
 
     def loss(inner: Any, scales: Any, shrink: Any) -> Any:
         losses = class_losses(inputs @ (inner * scales), targets)
-        return (losses * counts).sum() / counts.sum() + (inner.square() * shrink).sum()
+        mean_loss = (losses * counts).sum() / counts.sum()
+        return mean_loss + (inner.square() * shrink).sum()
 
     for alpha in alphas:
         penalties = torch.full((len(weights), 1), alpha)
@@ -87,7 +92,8 @@ def fit_logistic(
         scales = (curves + penalties).rsqrt()
         inner = (weights / scales).float().requires_grad_()
         shrink = penalties * scales.square() / 2
-        _minimize(partial(loss, inner, scales.float(), shrink.float()), inner, steps)
+        of_inner = partial(loss, inner, scales.float(), shrink.float())
+        _minimize(of_inner, inner, steps)
         weights = inner.detach().double() * scales
         found = axes @ weights[:-1].numpy()
         yield found, weights[-1].numpy() - mean @ found
@@ -139,10 +145,17 @@ class LogisticBaseline:
             DataError: a feature is not finite, or shapes do not fit.
         """
         rows = draw_rows(len(features), 0, MAX_VALUES // features.shape[1])
-        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], len(self.kind.names)
+        truth = np.asarray(labels, np.float64)
+        found = fit_logistic(
+            np.asanyarray(features)[rows],
+            truth[rows],
+            len(self.kind.names),
+            self.alphas,
+            standardize=self.standardize,
+        )
         self.num_rows = len(rows)
         self.validation_log_loss = math.inf
-        for alpha, fitted in zip(self.alphas, fit_logistic(*given, self.alphas, standardize=self.standardize)):
+        for alpha, fitted in zip(self.alphas, found):
             predicted = self._predict(validation_features, *fitted)
             loss = rows_for(self.kind, predicted, validation_labels).value("log_loss").value
             if not loss < self.validation_log_loss:
@@ -166,5 +179,7 @@ class LogisticBaseline:
         return {"kind": "logistic", "num_features": len(self.fitted[0]), "num_rows": self.num_rows, **chosen}
 
     def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
-        logits = [(chunk @ weights + intercepts).astype(np.float32) for _, chunk in chunks(np.asanyarray(features))]
-        return self.kind.to_predictions(np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))
+        logits = [np.empty((0, len(intercepts)), np.float32)]
+        for _, chunk in chunks(np.asanyarray(features)):
+            logits.append((chunk @ weights + intercepts).astype(np.float32))
+        return self.kind.to_predictions(np.concatenate(logits))

@@ -34,10 +34,13 @@ def predict_group_means(
         DataError: no rows, other numbers of them, a label that is not finite, or a row without a group.
     """
     column = _finite_targets(targets, "targets", groups)
-    names, index, counts = np.unique(as_groups(groups, len(column)), return_inverse=True, return_counts=True)
-    means = dict(zip(names.tolist(), (np.bincount(index, weights=column) / counts).tolist()))
+    known = as_groups(groups, len(column))
+    names, index, counts = np.unique(known, return_inverse=True, return_counts=True)
+    means = np.bincount(index, weights=column) / counts
+    mean_of = dict(zip(names.tolist(), means.tolist()))
     mean = float(column.mean())
-    return np.array([means.get(name, mean) for name in as_groups(asked, len(asked)).tolist()]), len(means)
+    wanted = as_groups(asked, len(asked)).tolist()
+    return np.array([mean_of.get(name, mean) for name in wanted]), len(names)
 
 
 # --- ridge regression -----------------------------------------------------------------------------------------------
@@ -118,7 +121,9 @@ def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatAr
     Two passes: the mean first, then the squares around it, which is exact also where the mean is large.
     """
     num_rows, num_features = features.shape
-    total, largest, squares = np.zeros((3, num_features))
+    total = np.zeros(num_features)
+    squares = np.zeros(num_features)
+    largest = np.zeros(num_features)
     for _, chunk in chunks(features):
         total += chunk.sum(axis=0)
         np.maximum(largest, np.abs(chunk).max(axis=0), out=largest)
@@ -129,7 +134,8 @@ def fit_scale(features: Any, each_by_its_own: bool) -> tuple[FloatArray, FloatAr
     std = np.sqrt(squares / num_rows)
     varies = std > CONSTANT_STD * largest
     if not each_by_its_own and varies.any():
-        std = np.full_like(std, np.sqrt(np.mean(std[varies] ** 2)))
+        variance = np.mean(std[varies] ** 2)
+        std = np.full_like(std, np.sqrt(variance))
     return mean, np.divide(1.0, std, out=np.zeros_like(std), where=varies)
 
 
@@ -152,8 +158,11 @@ def solve_ridges(
     for rows, chunk in chunks(features):
         moment += (chunk - mean).T @ (labels[rows] - center)
     projected = axes.T @ (moment / len(labels))
-    shrunk = [projected.T / (variances + alpha) for alpha in alphas]
-    weights = np.stack([axes @ one.T for one in shrunk], 1)
+    found = []
+    for alpha in alphas:
+        shrunk = projected.T / (variances + alpha)
+        found.append(axes @ shrunk.T)
+    weights = np.stack(found, 1)
     return weights, center - np.tensordot(mean, weights, 1)
 
 
@@ -174,7 +183,8 @@ def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatA
         variances, vectors = np.linalg.eigh(basis @ basis.T / num_rows)
         kept = variances > NEGLIGIBLE * variances[-1]
         variances = variances[kept]
-        axes = basis.T @ (vectors[:, kept] / np.sqrt(num_rows * variances))
+        lengths = np.sqrt(num_rows * variances)
+        axes = basis.T @ (vectors[:, kept] / lengths)
     else:
         gram = np.zeros((num_features, num_features))
         for _, chunk in chunks(features):
@@ -189,8 +199,9 @@ def chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
     size = max(1, CHUNK_BYTES // (8 * features.shape[1]))
     for start in range(0, len(features), size):
         chunk = np.asarray(features[start : start + size], np.float64)
-        if not np.isfinite(chunk).all():
-            row, column = np.argwhere(~np.isfinite(chunk))[0]
+        wrong = np.argwhere(~np.isfinite(chunk))
+        if len(wrong):
+            row, column = wrong[0]
             value = chunk[row, column]
             raise DataError(f"features, row {start + row}, column {column}: {value} is not finite; fix or drop it.")
         yield slice(start, start + size), chunk

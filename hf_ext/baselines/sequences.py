@@ -50,14 +50,17 @@ class SequenceFeatures:
         varying = [i for i, column in enumerate(train) if len(set(column)) > 1]
         self._columns: dict[int, _Column] = {}
         self.num_counts = 0
+        share = MAX_FEATURES // max(1, len(varying))
         for i in varying:
-            aligned = {len(one) for rows in (train, *others) for one in rows[i]} - {0}
-            length = aligned.pop() if len(aligned) == 1 else None
+            lengths = {len(one) for rows in (train, *others) for one in rows[i]}
+            lengths.discard(0)
+            length = lengths.pop() if len(lengths) == 1 else None
             variance = _variance(train[i], length)
             num_varying = int(np.count_nonzero(variance))
             self.num_counts += num_varying
-            most = np.argsort(-variance, kind="stable")[: min(MAX_FEATURES // len(varying), num_varying)]
-            self._columns[i] = _Column(length, np.sort(most))
+            order = np.argsort(-variance, kind="stable")
+            codes = order[: min(share, num_varying)]
+            self._columns[i] = _Column(length, np.sort(codes))
         self.num_features = sum(len(column.codes) for column in self._columns.values())
         kinds = {"one-hot" if column.length else f"{K}-mer" for column in self._columns.values()}
         self.name = " and ".join(sorted(kinds, reverse=True))
@@ -68,9 +71,12 @@ class SequenceFeatures:
 
     def predict(self, model: Any, columns: Columns) -> Any:
         """Predicts by `model` from features of rows, which are made for `PREDICTED_ROWS` at a time."""
-        starts = range(0, max(1, len(columns[0])), PREDICTED_ROWS)
-        parts = ([column[start : start + PREDICTED_ROWS] for column in columns] for start in starts)
-        return np.concatenate([model.predict(self.transform(part)) for part in parts])
+        found = []
+        for start in range(0, max(1, len(columns[0])), PREDICTED_ROWS):
+            rows = slice(start, start + PREDICTED_ROWS)
+            features = self.transform([column[rows] for column in columns])
+            found.append(model.predict(features))
+        return np.concatenate(found)
 
 
 def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
@@ -98,7 +104,8 @@ def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
 def _distinct(sequences: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
     """Returns distinct sequences in order of appearance, and which of them each row holds."""
     position: dict[str, int] = {}
-    index = np.fromiter((position.setdefault(one, len(position)) for one in sequences), np.int64, len(sequences))
+    numbers = (position.setdefault(one, len(position)) for one in sequences)
+    index = np.fromiter(numbers, np.int64, len(sequences))
     return list(position), index
 
 
@@ -106,16 +113,19 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
     """Yields which sequences, and counts of their codes, sparse float64, in pieces of about `CHUNK_RESIDUES`."""
     from scipy.sparse import csr_matrix  # here, since scipy takes 0.2 s that scores do not need
 
-    size = max(1, CHUNK_RESIDUES // max(1, max(map(len, sequences), default=1)))
+    longest = max(map(len, sequences), default=1)
+    size = max(1, CHUNK_RESIDUES // max(1, longest))
     for start in range(0, len(sequences), size):
         chunk = sequences[start : start + size]
-        letters = np.frombuffer("".join(chunk).encode("latin-1", "replace"), np.uint8).astype(np.int64) - ord("A")
+        text = "".join(chunk).encode("latin-1", "replace")
+        letters = np.frombuffer(text, np.uint8).astype(np.int64) - ord("A")
         if len(letters) and not 0 <= letters.min() <= letters.max() < LETTERS:
             wrong = next(one for one in chunk if not (one.isascii() and one.isalpha() and one.isupper()))
             raise DataError(f"Sequence {wrong!r}: only the letters A-Z are residues; upper-case it or drop the row.")
         lengths = np.array([len(one) for one in chunk])
         owner = np.repeat(np.arange(len(chunk)), lengths)
-        position = np.arange(len(letters)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        begins = np.cumsum(lengths) - lengths
+        position = np.arange(len(letters)) - begins[owner]
         if length is not None:
             num_codes = length * LETTERS
             codes = position * LETTERS + letters
@@ -125,5 +135,6 @@ def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, An
             chosen = position <= lengths[owner] - K
             codes = sum(np.roll(letters, -i) * LETTERS ** (K - 1 - i) for i in range(K))
         ones = np.ones(np.count_nonzero(chosen))
-        counts = csr_matrix((ones, (owner[chosen], codes[chosen])), shape=(len(chunk), num_codes))
+        places = (owner[chosen], codes[chosen])
+        counts = csr_matrix((ones, places), shape=(len(chunk), num_codes))
         yield slice(start, start + size), counts

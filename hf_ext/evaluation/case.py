@@ -75,13 +75,17 @@ class Case:
         """The baseline that predicts the same for all rows, where there is one."""
         return next((name for name in CONSTANTS if name in self.rows), None)
 
+    def counts_limits(self, metric: str) -> bool:
+        """Returns whether a prediction beyond a label that is a limit is no error in this metric."""
+        return metric == "rmse" and bool(self.sides.any())
+
     @cached_property
     def _within_limits(self) -> dict[str, Regression]:
         """The same rows within limits."""
         return {name: at_limits(rows, self.sides) for name, rows in self.rows.items()}
 
     def compare(self, baseline: str, metric: str, model: str = "the model") -> PairedComparison:
-        rows = self._within_limits if metric == "rmse" and self.sides.any() else self.rows
+        rows = self._within_limits if self.counts_limits(metric) else self.rows
         names = baseline, model
         return compare_rows(rows[baseline], rows[MODEL], metric, names=names, groups=self.groups, **self.options)
 
@@ -97,7 +101,7 @@ class Case:
         if result.undefined:
             return undefined(result.n, f"{metric_name(result.metric)} is undefined ({result.undefined})")
         rival = f"the {baseline}" if baseline in CONSTANTS else baseline
-        limits = " (limits counted from their wrong side only)" if result.metric == "rmse" and self.sides.any() else ""
+        limits = " (limits counted from their wrong side only)" if self.counts_limits(result.metric) else ""
         what = "difference of the loss" if result.metric == "token_loss" else "difference"
         numbers = f"({what} {format_difference(result)}, {result.n:,} rows)"
         text = f"{than}: {format_scores(result)} of {rival}{several if result.is_better else ''}{limits} {numbers}"
@@ -112,8 +116,10 @@ class Case:
 
 def make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind | None, options: Any) -> Case:
     check_comparison(metric, kind)
-    given = {"bounds": None, "groups": None, "threshold": None, **OPTIONS, **options}
-    bounds, groups, threshold = (given.pop(name) for name in ("bounds", "groups", "threshold"))
+    given = {**OPTIONS, **options}
+    bounds = given.pop("bounds", None)
+    groups = given.pop("groups", None)
+    threshold = given.pop("threshold", None)
     rows = {name: rows_for(kind, values, labels, threshold, metric) for name, values in predictions.items()}
     sides = np.zeros(len(labels)) if bounds is None else as_pair(bounds, labels)[0]
     return Case(rows, sides, kind, metric, check_groups(groups, len(labels)), given)

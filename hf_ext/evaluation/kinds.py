@@ -14,7 +14,7 @@ from ..labels import UNKNOWN, LabelKind, Number, Outputs
 from ..text import format_cell
 from ._arrays import Array, FloatArray, IntArray, as_pair
 from .alarms import Examined, examine_numbers, examine_probabilities, label_audit
-from .kind_rows import KindRows, Known
+from .kind_rows import KindRows, Known, Names
 from .metrics.classes import (
     CLASS_METRICS,
     MULTILABEL_METRICS,
@@ -57,7 +57,7 @@ class NumberRows(KindRows):
     beats_constant = "rmse"
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         return score_names(self.threshold)
 
     def verdict_metric(self, name: str, is_asked: bool) -> str | None:
@@ -103,7 +103,7 @@ class NumbersRows(KindRows):
     means = ("nrmse",)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         return several_names(self.kind.names)
 
     def make_rows(self, known: Known) -> Rows:
@@ -173,7 +173,7 @@ class ClassRows(NameRows):
     means = ("log_loss", "accuracy")
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
 
     def make_rows(self, known: Known) -> Rows:

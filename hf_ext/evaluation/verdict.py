@@ -169,13 +169,10 @@ def _describe_probabilities(case: Case) -> str:
     if case.metric == "log_loss" or case.constant is None or "log_loss" not in metrics_of(case.kind).names:
         return ""
     loss = case.compare(case.constant, "log_loss")
+    if loss.undefined or loss.is_better:
+        return ""
     how = "no" if (loss.improvement or 0) <= 0 else "not shown to be"
-    better = (
-        ""
-        if loss.is_better
-        else f" Its probabilities are {how} better than the {case.constant}: {format_scores(loss)}."
-    )
-    return "" if loss.undefined else better
+    return f" Its probabilities are {how} better than the {case.constant}: {format_scores(loss)}."
 
 
 def _judge_chance(case: Case, metric: str, value: float, chance: str) -> Verdict | None:

@@ -107,7 +107,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
         "num_held_out": len(rows),
         "seconds": time.perf_counter() - began,
     }
-    return Fitted(facts, objective.predicted(mixed[: len(validation)]))
+    return Fitted(facts, mixed[: len(validation)] if objective.link == "identity" else None)
 
 
 def _read_views(

@@ -23,7 +23,7 @@ from ..labels import LabelKind
 from ..models import AUTO_LAYER, AffinityModel, ModelArguments, final_norm_of, layers_of, load_encoder, pool
 from ..text import format_cell
 from .ensemble import Groups, make_folds
-from .objectives import ALPHAS
+from .objectives import ALPHAS, Folds
 from .resolving import read_config_of, why_not_fitted
 
 NUM_LAYERS = 6  # of an encoder that are compared, evenly spaced: neighbours hardly differ
@@ -103,8 +103,9 @@ def choose_layers(
     every = np.concatenate([label_array(split) for split in rows])
     labels, is_known = model.config.kind.as_columns(every, MAX_CLASSES, CONSTANT_STD)
     together = groups and [[of[i] for i in chosen] for of, chosen in zip(groups, drawn)]
-    is_enough = len(rows[1]) >= ENOUGH_ROWS
-    folds = make_folds(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
+    folds = make_folds(len(rows[0]), len(rows[1]), None, together, args.seed)
+    if len(rows[1]) >= ENOUGH_ROWS:
+        del folds[1:]
     seen = np.concatenate(folds)
     drawn_whole = together and ResamplingGroups.of("", [*chain(*together)]).select(seen)
     features = _embed(model, collator, rows, args.device)
@@ -116,24 +117,44 @@ def choose_layers(
             blocks = [of[layer if name in own else max(of)] for name, of in features.items()]
             predicted = _predict_unseen(np.concatenate(blocks, axis=1), labels, is_known, folds, args.seed)
             squares = np.where(is_known, predicted - labels, 0) ** 2
-            missed[layer] = np.sqrt(squares.sum(1) / is_known.sum(1).clip(1))[seen]
+            means = squares.sum(1) / is_known.sum(1).clip(1)
+            missed[layer] = np.sqrt(means)[seen]
         if len(missed) < 2:
             continue
         last = max(missed)
         errors = {layer: float(np.sqrt(np.mean(each**2))) for layer, each in missed.items()}
         best = min(errors, key=lambda layer: errors[layer])
-        pair = np.zeros(len(seen)), missed[last], missed[best]
-        result = compare_paired(*pair, "rmse", seed=args.seed, groups=drawn_whole)
+        zeros = np.zeros(len(seen))
+        result = compare_paired(
+            zeros,
+            missed[last],
+            missed[best],
+            "rmse",
+            seed=args.seed,
+            groups=drawn_whole,
+        )
         chosen = best if result.is_better else last
         for name in own:
             features[name] = {chosen: features[name][chosen]}
         if chosen != last:
             model.read_layer(index, chosen)
-        found = {"name": spec.name_or_path, "num_layers": last, "layer": chosen, "best": best}
-        gain = {"lower_by": result.improvement, "low": result.low, "high": result.high}
-        compared.append({**found, **gain, "errors": {str(layer): error for layer, error in errors.items()}})
-    facts = {"encoders": compared, "num_rows": len(seen), "num_folds": len(folds)}
-    model.config.layer_choice = {**facts, "seconds": time.perf_counter() - began}
+        found = {
+            "name": spec.name_or_path,
+            "num_layers": last,
+            "layer": chosen,
+            "best": best,
+            "lower_by": result.improvement,
+            "low": result.low,
+            "high": result.high,
+            "errors": {str(layer): error for layer, error in errors.items()},
+        }
+        compared.append(found)
+    model.config.layer_choice = {
+        "encoders": compared,
+        "num_rows": len(seen),
+        "num_folds": len(folds),
+        "seconds": time.perf_counter() - began,
+    }
     return model.config.layer_choice
 
 
@@ -148,9 +169,11 @@ def _embed(
             for name in tower.names:
                 cells = [cell for split in rows for cell in read_columns(split, collator.columns[name])]
                 numbers, inputs = factorize(cells, name in collator.optional_inputs)
-                depth = len(layers_of(encoder))
-                layers = {-(-depth * i // NUM_LAYERS) for i in range(1, NUM_LAYERS + 1)} if len(inputs) > 1 else {depth}
-                tables = _embed_layers(encoder, partial(collator.encode, name), inputs, tower.pooling, sorted(layers))
+                layers = {len(layers_of(encoder))}
+                if len(inputs) > 1:
+                    layers = {-(-depth * i // NUM_LAYERS) for depth in layers for i in range(1, NUM_LAYERS + 1)}
+                tokenize = partial(collator.encode, name)
+                tables = _embed_layers(encoder, tokenize, inputs, tower.pooling, sorted(layers))
                 places = torch.from_numpy(numbers)
                 blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
                 for block in blocks.values():
@@ -175,10 +198,13 @@ def _embed_layers(
         table[chosen] = pool(norm(states), batch, pooling).cpu()
 
     hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
-    for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):
-        batch = {key: value.to(encoder.device) for key, value in tokenize(*zip(*(inputs[i] for i in chosen))).items()}
+    lengths = [sum(map(len, parts)) for parts in inputs]
+    for chosen in batches_by_tokens(lengths, TOKENS_PER_BATCH):
+        columns = zip(*(inputs[i] for i in chosen))
+        batch = {key: value.to(encoder.device) for key, value in tokenize(*columns).items()}
+        given = {key: batch[key] for key in batch.keys() & {"input_ids", "attention_mask", "token_type_ids"}}
         with torch.autocast(encoder.device.type, torch.bfloat16, is_fast):
-            encoder(**{key: batch[key] for key in batch.keys() & {"input_ids", "attention_mask", "token_type_ids"}})
+            encoder(**given)
     for hook in hooks:
         hook.remove()
     return tables
@@ -188,7 +214,7 @@ def _predict_unseen(
     features: NDArray[np.float32],
     labels: FloatArray,
     is_known: NDArray[np.bool_],
-    folds: Sequence[NDArray[np.int64]],
+    folds: Folds,
     seed: int,
 ) -> FloatArray:
     """Predicts each row, (n, k), by a random hidden layer and a ridge regression without the row's fold."""
@@ -196,12 +222,14 @@ def _predict_unseen(
     width = features.shape[1]
     scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_STD)
     weights = generator.normal(0, WEIGHT_STD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
-    hidden = np.maximum(scaled @ weights + generator.normal(size=NUM_HIDDEN).astype(np.float32), 0)
+    biases = generator.normal(size=NUM_HIDDEN).astype(np.float32)
+    hidden = np.maximum(scaled @ weights + biases, 0)
     predicted = np.zeros((len(ALPHAS), *labels.shape))
     for fold in folds:
         rest = np.setdiff1d(np.arange(len(labels)), fold)
         slopes, intercepts = solve_ridges(hidden[rest], labels[rest], ALPHAS, standardize=False)
-        predicted[:, fold] = np.tensordot(hidden[fold], slopes, 1).swapaxes(0, 1) + intercepts[:, None]
+        of_fold = np.tensordot(hidden[fold], slopes, 1).swapaxes(0, 1)
+        predicted[:, fold] = of_fold + intercepts[:, None]
     seen = np.concatenate(folds)
     errors = [np.square(one - labels)[seen][is_known[seen]].mean() for one in predicted]
     return predicted[np.argmin(errors)]

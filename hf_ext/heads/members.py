@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..models import DIRECTIONS, FEATURES, LINKS, PERCEPTRON, PRODUCT, HeadEnsemble, NetworkStack
 from ..training_args import FastTrainingArguments
 from .networks import train_networks
-from .objectives import FloatArray, Objective
+from .objectives import FloatArray, Folds, Objective
 
 # Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
 NETWORKS = (
@@ -24,8 +24,6 @@ NETWORKS = (
 )
 PRODUCT_SIZE = 64
 NUM_SEEDS = 2  # of each network, and fold
-
-Folds = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import get_linear_schedule_with_warmup
 
 from ..models import LINKS, NetworkStack
 from ..training_args import FastTrainingArguments
-from .objectives import FloatArray, Objective
+from .objectives import FloatArray, Folds, Objective
 
 WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
@@ -23,7 +22,7 @@ def train_networks(
     make: Callable[[], NetworkStack],
     inputs: torch.Tensor,
     objective: Objective,
-    folds: Sequence[NDArray[np.int64]],
+    folds: Folds,
     args: FastTrainingArguments,
     rate: float,
 ) -> tuple[NetworkStack, FloatArray]:
@@ -51,19 +50,23 @@ def train_networks(
         fewest = min(map(len, seen))
         size = min(fewest, max(MIN_ROWS_PER_STEP, args.train_batch_size * args.gradient_accumulation_steps))
         num_steps = fewest // size
-        epochs = math.ceil(args.max_steps / num_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs)
+        epochs = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
         groups = [
             {"params": [*stack.weights], "weight_decay": args.weight_decay},
             {"params": [*stack.biases], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
-        schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), num_steps * epochs)
+        total = num_steps * epochs
+        schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), total)
         lowest = math.inf
         best = stack.state_dict()
         scored = _score_unseen(stack, inputs, objective, folds)
         for _ in range(epochs):
             stack.train()
-            orders = [rows[torch.randperm(len(rows))[: num_steps * size]] for rows in seen for _ in range(num_seeds)]
+            orders = []
+            for rows in (rows for rows in seen for _ in range(num_seeds)):
+                order = torch.randperm(len(rows))
+                orders.append(rows[order[: num_steps * size]])
             for chosen in torch.stack(orders).to(inputs.device).split(size, dim=1):
                 objective.loss(stack(inputs[chosen]), chosen).backward()
                 optimizer.step()
@@ -81,9 +84,7 @@ def train_networks(
 
 
 @torch.no_grad()
-def _score_unseen(
-    stack: NetworkStack, inputs: torch.Tensor, objective: Objective, folds: Sequence[NDArray[np.int64]]
-) -> FloatArray:
+def _score_unseen(stack: NetworkStack, inputs: torch.Tensor, objective: Objective, folds: Folds) -> FloatArray:
     """Predicts rows of each fold by the mean over seeds of its networks, as `objective.entries`, fold after fold."""
     stack.eval()
     longest = max(map(len, folds))
@@ -91,7 +92,8 @@ def _score_unseen(
     padded = torch.from_numpy(np.stack([np.resize(fold, longest) for fold in folds for _ in range(num_seeds)]))
     means = []
     for rows in padded.to(inputs.device).split(EVALUATED_ROWS, dim=1):
-        outputs = LINKS[objective.link](stack(inputs[rows]) * objective.scale + objective.shift)
+        outputs = stack(inputs[rows]) * objective.scale + objective.shift
+        outputs = LINKS[objective.link](outputs)
         means.append(outputs.unflatten(0, (len(folds), num_seeds)).mean(1).cpu())
     predicted = torch.cat(means, dim=1).numpy()
     return np.concatenate([objective.entries(one[: len(fold)], fold) for one, fold in zip(predicted, folds)])

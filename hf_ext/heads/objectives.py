@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..evaluation import FloatArray, find_shares
 from ..labels import UNKNOWN
 from ..models import LEAST, class_losses
 
+Folds = Sequence[NDArray[np.int64]]  # numbers of rows that are held out together
 ALPHAS = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
 CLASS_ALPHAS = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions
 
@@ -61,10 +63,6 @@ class SquaredError:
         """Computes the error of each of m members, (m, entries) -> (m,)."""
         return np.sqrt(np.square(scored - self.labels[rows]).mean(-1))
 
-    def predicted(self, scored: FloatArray) -> FloatArray | None:
-        """Returns the predictions that `scored` made entries of, (n,) label units; None where it left some out."""
-        return scored
-
 
 class LogLoss:
     """Of classes, or of labels that are 0 or 1: probabilities of members are summed and scored by the log loss.
@@ -100,23 +98,22 @@ class LogLoss:
         targets = self.targets.to(outputs.device)[rows]
         known = targets.ne(UNKNOWN)
         losses = class_losses(outputs, targets) * known
-        return (losses.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)).sum()
+        numbers = known.flatten(1).sum(1).clamp(min=1)
+        return (losses.flatten(1).sum(1) / numbers).sum()
 
     def entries(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
         """Returns the probability of what is true, of each label that is known."""
         labels = self.labels[rows]
         known = np.isfinite(labels)
         if self.is_set:
-            return np.where(labels > 0, predicted, 1 - predicted)[known].astype(np.float64)
-        return predicted[known, labels[known].astype(np.int64)].astype(np.float64)
+            of_truth = np.where(labels > 0, predicted, 1 - predicted)[known]
+        else:
+            of_truth = predicted[known, labels[known].astype(np.int64)]
+        return of_truth.astype(np.float64)
 
     def errors(self, scored: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
         """Computes as `SquaredError` does."""
         return -np.log(scored.clip(LEAST)).mean(-1)
-
-    def predicted(self, scored: FloatArray) -> FloatArray | None:
-        """As of `SquaredError`: none."""
-        return None
 
 
 Objective = SquaredError | LogLoss

@@ -42,8 +42,9 @@ class NetworkStack(nn.Module):
         self.biases = nn.ParameterList()
         for fan_in, fan_out in shapes:
             bound = 1 / math.sqrt(fan_in)  # as nn.Linear
-            self.weights.append(nn.Parameter(torch.empty(number, fan_in, fan_out).uniform_(-bound, bound)))
-            self.biases.append(nn.Parameter(torch.empty(number, 1, fan_out).uniform_(-bound, bound)))
+            for parameters, rows in ((self.weights, fan_in), (self.biases, 1)):
+                drawn = torch.empty(number, rows, fan_out).uniform_(-bound, bound)
+                parameters.append(nn.Parameter(drawn))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
@@ -79,15 +80,17 @@ class ProductStack(NetworkStack):
 
     def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
         varying = [width for width in widths if width > 0]
-        last = (rank * (1 + math.comb(len(varying), 2)), num_outputs)
+        num_blocks = 1 + math.comb(len(varying), 2)
         shapes = [(width, rank) for width in (*varying, sum(varying))]
-        super().__init__(number, [*shapes, last], dropout)
+        shapes.append((rank * num_blocks, num_outputs))
+        super().__init__(number, shapes, dropout)
         self.widths = varying
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
         inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
-        given = zip([*inputs.split(self.widths, dim=-1), inputs], self.weights, self.biases)
+        blocks = [*inputs.split(self.widths, dim=-1), inputs]
+        given = zip(blocks, self.weights, self.biases)
         *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
         products = [one * other for one, other in combinations(projected, 2)]
         states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
@@ -130,7 +133,8 @@ class HeadEnsemble(nn.Module):
         self.num_outputs = num_outputs
         self.link = link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
-        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + sum(a * b for *_, a, b in self.kept)}
+        num_products = sum(a * b for *_, a, b in self.kept)
+        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products}
         for i, (width, rank) in enumerate(zip(widths, ranks)):
             self.register_buffer(f"basis_{i}", torch.zeros(width, rank))
         self.register_buffer("scales", torch.ones(self.sizes[DIRECTIONS]))
@@ -170,7 +174,8 @@ class HeadEnsemble(nn.Module):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
             total = self.intercept.expand(len(features), -1)
             for view, weight, stack in zip(self.views, self.shares, self.networks):
-                total = total + weight * LINKS[self.link](stack(views[view])).mean(0)
+                outputs = LINKS[self.link](stack(views[view]))
+                total = total + weight * outputs.mean(0)
             if self.link == "identity":
                 return total.squeeze(-1)
             if self.link == "softmax":
@@ -191,9 +196,10 @@ class HeadEnsemble(nn.Module):
         num_blocks = sum(size > 0 for size in sizes)
         share = len(self.scales) / max(1, num_blocks)
         scales = []
-        for size, block in zip(sizes, self.directions(features).split(sizes, dim=1)):
-            square = block.square().sum(1).mean()
-            scales.append((share / square.clamp(min=1e-12)).sqrt().expand(size))
+        for block in self.directions(features).split(sizes, dim=1):
+            square = block.square().sum(1).mean().clamp(min=1e-12)
+            scale = (share / square).sqrt()
+            scales.append(scale.expand(block.shape[1]))
         self.scales.copy_(torch.cat(scales))
 
     def shapes(self) -> dict[str, Any]:
@@ -201,11 +207,21 @@ class HeadEnsemble(nn.Module):
         networks = []
         for view, one in zip(self.views, self.networks):
             weights = cast(NetworkStack, one).weights
-            is_product = isinstance(one, ProductStack)
-            sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
-            form = PRODUCT if is_product else PERCEPTRON
-            networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
-        return {"ranks": self.ranks, "networks": networks, "num_outputs": self.num_outputs, "link": self.link}
+            form = PRODUCT if isinstance(one, ProductStack) else PERCEPTRON
+            hidden = weights[-2 if form == PRODUCT else 0 : -1]
+            shapes = {
+                "view": view,
+                "number": len(weights[0]),
+                "sizes": [weight.shape[2] for weight in hidden],
+                "form": form,
+            }
+            networks.append(shapes)
+        return {
+            "ranks": self.ranks,
+            "networks": networks,
+            "num_outputs": self.num_outputs,
+            "link": self.link,
+        }
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
