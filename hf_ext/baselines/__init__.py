@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .fitted import PRETRAINED_ROWS, TOKENS_PER_BATCH, Baselines, columns_of, embed_distinct, pooled_features
+    from .fitted import (
+        PRETRAINED_ROWS,
+        TOKENS_PER_BATCH,
+        Baselines,
+        columns_of,
+        embed_distinct,
+        pooled_features,
+    )
     from .logistic import fit_logistic
     from .residues import FITTERS
     from .ridge import solve_ridges

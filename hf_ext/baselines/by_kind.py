@@ -51,12 +51,23 @@ class ColumnRidges:
         self.kind = kind
         self.ridges = [RidgeBaseline(standardize=standardize) for _ in kind.names]
 
-    def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> ColumnRidges:
+    def fit(
+        self,
+        features: Any,
+        labels: Any,
+        validation_features: Any,
+        validation_labels: Any,
+    ) -> ColumnRidges:
         """Fits as `RidgeBaseline.fit` does."""
         for ridge, train, held_out in zip(self.ridges, np.transpose(labels), np.transpose(validation_labels)):
             known = np.isfinite(train)
             asked = np.isfinite(held_out)
-            ridge.fit(features[known], train[known], validation_features[asked], held_out[asked])
+            ridge.fit(
+                features[known],
+                train[known],
+                validation_features[asked],
+                held_out[asked],
+            )
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -65,7 +76,10 @@ class ColumnRidges:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able."""
-        return {"kind": "ridge", "columns": {n: each.summary() for n, each in zip(self.kind.names, self.ridges)}}
+        return {
+            "kind": "ridge",
+            "columns": {n: each.summary() for n, each in zip(self.kind.names, self.ridges)},
+        }
 
 
 def make_linear(kind: LabelKind, *, standardize: bool = True) -> RidgeBaseline | ColumnRidges | LogisticBaseline:
@@ -90,7 +104,13 @@ class NearestBaseline:
     def __init__(self, kind: LabelKind) -> None:
         self.kind = kind
 
-    def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> NearestBaseline:
+    def fit(
+        self,
+        features: Any,
+        labels: Any,
+        validation_features: Any,
+        validation_labels: Any,
+    ) -> NearestBaseline:
         """Keeps the training rows; arguments as of `LogisticBaseline.fit`, or with labels (n,) and (n, k) numbers."""
         truth = np.asarray(labels, np.float64)
         self._mean = np.asarray(features, np.float64).mean(axis=0)
@@ -113,7 +133,11 @@ class NearestBaseline:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able; after `fit`."""
-        return {"kind": "nearest rows", "num_rows": len(self._rows), "num_neighbours": self.num_neighbours}
+        return {
+            "kind": "nearest rows",
+            "num_rows": len(self._rows),
+            "num_neighbours": self.num_neighbours,
+        }
 
     def _directions(self, features: Any) -> NDArray[np.float32]:
         centred = (features - self._mean).astype(np.float32)

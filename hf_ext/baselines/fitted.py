@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..data import FloatArray, SequenceCollator, batches_by_tokens, draw_rows, label_array, read_columns
+from ..data import (
+    FloatArray,
+    SequenceCollator,
+    batches_by_tokens,
+    draw_rows,
+    label_array,
+    read_columns,
+)
 from ..embeddings import encode_finite, factorize, join_parts, take_rows
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
@@ -32,7 +39,12 @@ TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs 
 
 
 def embed_distinct(
-    model: AffinityModel, collator: SequenceCollator, name: str, sequences: Sequence[str], *, device: torch.device
+    model: AffinityModel,
+    collator: SequenceCollator,
+    name: str,
+    sequences: Sequence[str],
+    *,
+    device: torch.device,
 ) -> torch.Tensor:
     """Pools embeddings of input `name`: (n, width), float32, on the CPU; in float32 where half precision overflows.
 
@@ -138,7 +150,14 @@ class Baselines:
         self.predictions[name] = predictions
         self.facts[name] = facts
 
-    def add_partners(self, name: str, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool) -> None:
+    def add_partners(
+        self,
+        name: str,
+        features: Sequence[Any],
+        rows: _Rows,
+        pooled: Any,
+        standardize: bool,
+    ) -> None:
         """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
         predicted = predict_by_partner(
             rows.partner,
@@ -149,7 +168,12 @@ class Baselines:
             standardize=standardize,
         )
         columns = ", ".join(rows.columns[i] for i in rows.partner.columns)
-        self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
+        self.add(
+            f"{name} per {columns}",
+            predicted,
+            **rows.facts,
+            num_partners=rows.partner.num_partners,
+        )
 
 
 def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None) -> Baselines:
@@ -179,10 +203,21 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     labels = known_labels(train)
     baselines = Baselines()
     facts = {"num_rows": len(train), **kind.constant_facts(labels)}
-    baselines.add(kind.constant_name, predict_constant(kind, labels, len(asked)), kind="constant", **facts)
+    baselines.add(
+        kind.constant_name,
+        predict_constant(kind, labels, len(asked)),
+        kind="constant",
+        **facts,
+    )
     if group_column and "groups" in kind.baselines:
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
-        baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
+        baselines.add(
+            f"mean by {group_column}",
+            predicted,
+            kind="group means",
+            num_groups=num_groups,
+            **facts,
+        )
     known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
     rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
     _add_sequence_ridges(baselines, kind, rows)
@@ -220,7 +255,10 @@ def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = 
     blocks = []
     collator = trainer.data_collator
     for name in trainer.model.embedding_sizes:
-        numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), name in collator.optional_inputs)
+        numbers, inputs = factorize(
+            read_columns(dataset, collator.columns[name]),
+            name in collator.optional_inputs,
+        )
         sequences = [join_parts(parts) for parts in inputs]
         by_length = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i]))
         values = encode(name, [sequences[i] for i in by_length])
@@ -272,7 +310,13 @@ def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Row
         if is_trained:
             encode = encode_as_before(trainer, rows.splits[0])
         features = [pooled_features(trainer, split, encode) for split in rows.splits]
-    except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+    except (
+        ArgumentError,
+        NotFiniteError,
+        OSError,
+        MemoryError,
+        torch.OutOfMemoryError,
+    ) as error:
         if not is_trained:
             raise
         baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")

@@ -27,7 +27,12 @@ TOLERANCE = 1e-6  # of the loss: a step that gains less is the last
 
 
 def fit_logistic(
-    features: Any, labels: FloatArray, num_outputs: int, alphas: Sequence[float], *, standardize: bool = False
+    features: Any,
+    labels: FloatArray,
+    num_outputs: int,
+    alphas: Sequence[float],
+    *,
+    standardize: bool = False,
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
     """Yields the logistic regression of each alpha: of classes, or of labels that each stand alone.
 
@@ -102,7 +107,12 @@ def fit_logistic(
 def _minimize(loss: Callable[[], Any], parameter: Any, steps: int) -> None:
     from torch.optim import LBFGS
 
-    optimizer = LBFGS([parameter], max_iter=steps, tolerance_change=TOLERANCE, line_search_fn="strong_wolfe")
+    optimizer = LBFGS(
+        [parameter],
+        max_iter=steps,
+        tolerance_change=TOLERANCE,
+        line_search_fn="strong_wolfe",
+    )
 
     def evaluate() -> Any:
         optimizer.zero_grad()
@@ -128,12 +138,24 @@ class LogisticBaseline:
     Attributes after `fit`: `alpha`, `validation_log_loss`, `num_rows` fitted.
     """
 
-    def __init__(self, kind: LabelKind, alphas: Sequence[float] = ALPHAS, *, standardize: bool = True) -> None:
+    def __init__(
+        self,
+        kind: LabelKind,
+        alphas: Sequence[float] = ALPHAS,
+        *,
+        standardize: bool = True,
+    ) -> None:
         self.kind = kind.of_rows
         self.standardize = standardize
         self.alphas = sorted(alphas, reverse=True)
 
-    def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> LogisticBaseline:
+    def fit(
+        self,
+        features: Any,
+        labels: Any,
+        validation_features: Any,
+        validation_labels: Any,
+    ) -> LogisticBaseline:
         """Fits, and chooses the alpha.
 
         Args:
@@ -175,8 +197,16 @@ class LogisticBaseline:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able; after `fit`."""
-        chosen = {"penalty": self.alpha, "validation_log_loss": self.validation_log_loss}
-        return {"kind": "logistic", "num_features": len(self.fitted[0]), "num_rows": self.num_rows, **chosen}
+        chosen = {
+            "penalty": self.alpha,
+            "validation_log_loss": self.validation_log_loss,
+        }
+        return {
+            "kind": "logistic",
+            "num_features": len(self.fitted[0]),
+            "num_rows": self.num_rows,
+            **chosen,
+        }
 
     def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
         logits = [np.empty((0, len(intercepts)), np.float32)]

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data import draw_rows, read_columns
-from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
+from .by_kind import (
+    MAX_RESIDUES,
+    WINDOW,
+    predict_constant,
+    predict_residues,
+    window_features,
+)
 from .fitted import Baselines, fit_baselines, sample_rows
 
 if TYPE_CHECKING:
@@ -73,4 +79,7 @@ def _draw_proteins(sequences: list[str], labels: list[np.ndarray], seed: int) ->
     return [sequences[i] for i in chosen], [labels[i] for i in chosen]
 
 
-FITTERS = {"rows": fit_baselines, "residues": fit_residue_baselines}  # by `LabelKind.counted`
+FITTERS = {
+    "rows": fit_baselines,
+    "residues": fit_residue_baselines,
+}  # by `LabelKind.counted`

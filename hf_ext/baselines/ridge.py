@@ -19,7 +19,9 @@ NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than f
 
 
 def predict_group_means(
-    targets: Any, groups: Sequence[Any] | NDArray[Any], asked: Sequence[Any] | NDArray[Any]
+    targets: Any,
+    groups: Sequence[Any] | NDArray[Any],
+    asked: Sequence[Any] | NDArray[Any],
 ) -> tuple[FloatArray, int]:
     """Predicts the mean training label of a row's group (antibody, assay, ...), of new groups the mean of all.
 
@@ -72,7 +74,13 @@ class RidgeBaseline:
         self.alphas: FloatArray = np.unique(np.asarray(alphas, dtype=np.float64))
         self.standardize = standardize
 
-    def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> RidgeBaseline:
+    def fit(
+        self,
+        features: Any,
+        targets: Any,
+        validation_features: Any,
+        validation_targets: Any,
+    ) -> RidgeBaseline:
         """Fits every alpha of the grid at once and keeps the one with the smallest validation RMSE.
 
         Args:
@@ -111,7 +119,10 @@ class RidgeBaseline:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able, without the weights; after `fit`."""
-        chosen = {"best_lambda": self.best_alpha, "validation_rmse": self.validation_rmse}
+        chosen = {
+            "best_lambda": self.best_alpha,
+            "validation_rmse": self.validation_rmse,
+        }
         return {"kind": "ridge", "num_features": len(self.weights), **chosen}
 
 

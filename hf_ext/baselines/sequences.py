@@ -111,7 +111,9 @@ def _distinct(sequences: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
 
 def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, Any]]:
     """Yields which sequences, and counts of their codes, sparse float64, in pieces of about `CHUNK_RESIDUES`."""
-    from scipy.sparse import csr_matrix  # here, since scipy takes 0.2 s that scores do not need
+    from scipy.sparse import (
+        csr_matrix,
+    )  # here, since scipy takes 0.2 s that scores do not need
 
     longest = max(map(len, sequences), default=1)
     size = max(1, CHUNK_RESIDUES // max(1, longest))

@@ -5,14 +5,28 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from ._arrays import FloatArray, as_column, as_groups, as_pair, count_not_finite, places_of
+    from ._arrays import (
+        FloatArray,
+        as_column,
+        as_groups,
+        as_pair,
+        count_not_finite,
+        places_of,
+    )
     from .alarms import label_audit
     from .case import CONSTANT, CONSTANTS, MODEL, Verdict
     from .comparison import PairedComparison, compare_paired
     from .evaluate_metrics import METRIC_NAMES, load_metric
     from .kinds import collapse_report, metrics_of, rows_for
     from .metrics.classes import find_shares
-    from .metrics.rows import HIT_METRICS, PLAIN_METRICS, RATIO_METRICS, THRESHOLD_METRICS, MetricValue, Summed
+    from .metrics.rows import (
+        HIT_METRICS,
+        PLAIN_METRICS,
+        RATIO_METRICS,
+        THRESHOLD_METRICS,
+        MetricValue,
+        Summed,
+    )
     from .requirements import (
         Requirement,
         check_requirements,

@@ -48,7 +48,10 @@ def examine_numbers(predictions: Any, references: Any) -> Examined:
         "looks_bfloat16": _looks_bfloat16(predicted),
     }
     alarms = {f"not finite {name}": f"{problem}." for name, problem in problems.items() if problem}
-    return report, {**alarms, **_collapse_alarms(report, len(measured), of_references["num_distinct"])}
+    return report, {
+        **alarms,
+        **_collapse_alarms(report, len(measured), of_references["num_distinct"]),
+    }
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -74,7 +77,11 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
     sides = sides[finite]
     censored = float(np.mean(sides != 0)) if len(values) else None
     alarms = [*([f"{problem}."] if problem else []), *_label_alarms(values, sides)]
-    return {**_describe(values, len(column)), "censored_share": censored, "alarms": alarms}
+    return {
+        **_describe(values, len(column)),
+        "censored_share": censored,
+        "alarms": alarms,
+    }
 
 
 def unit_alarms(labels: FloatArray) -> list[str]:
@@ -165,7 +172,11 @@ def examine_probabilities(
         counted: of classes how often each is the label, and how often it is predicted.
     """
     num = len(values)
-    report: dict[str, Any] = {"n": num, "log_loss": loss.known, "reference_log_loss": constant.known}
+    report: dict[str, Any] = {
+        "n": num,
+        "log_loss": loss.known,
+        "reference_log_loss": constant.known,
+    }
     report |= {"spread_ratio": None, "num_distinct": None, "never_predicted": []}
     if loss.undefined:
         return report, {"not finite predictions": f"{loss.undefined}."}
@@ -206,7 +217,10 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
             "Spearman say little. If these are classes, give --task classification."
         ]
     alarms = unit_alarms(values)
-    for value, sign, kind in ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest")):
+    for value, sign, kind in (
+        (distinct[0], "<=", "lowest"),
+        (distinct[-1], ">=", "highest"),
+    ):
         # Rows that already say which side the truth lies on are handled; the rest pretend to be exact.
         num = int(np.count_nonzero((values == value) & (sides == 0)))
         if num >= BLOCK_SHARE * len(values):

@@ -87,7 +87,14 @@ class Case:
     def compare(self, baseline: str, metric: str, model: str = "the model") -> PairedComparison:
         rows = self._within_limits if self.counts_limits(metric) else self.rows
         names = baseline, model
-        return compare_rows(rows[baseline], rows[MODEL], metric, names=names, groups=self.groups, **self.options)
+        return compare_rows(
+            rows[baseline],
+            rows[MODEL],
+            metric,
+            names=names,
+            groups=self.groups,
+            **self.options,
+        )
 
     def name_groups(self, verdict: Verdict) -> Verdict:
         """Names what intervals resample, and says whether that is enough."""
@@ -96,25 +103,55 @@ class Case:
         basis = self.groups.why_not_enough() or f"Intervals resample {self.groups.describe()}."
         return replace(verdict, text=f"{verdict.text} {basis}")
 
-    def decide(self, result: PairedComparison, baseline: str, than: str, also: str = "", several: str = "") -> Verdict:
+    def decide(
+        self,
+        result: PairedComparison,
+        baseline: str,
+        than: str,
+        also: str = "",
+        several: str = "",
+    ) -> Verdict:
         """Writes the sentence about a comparison: better, no better, or not shown to be; `also` is said after it."""
         if result.undefined:
-            return undefined(result.n, f"{metric_name(result.metric)} is undefined ({result.undefined})")
+            return undefined(
+                result.n,
+                f"{metric_name(result.metric)} is undefined ({result.undefined})",
+            )
         rival = f"the {baseline}" if baseline in CONSTANTS else baseline
         limits = " (limits counted from their wrong side only)" if self.counts_limits(result.metric) else ""
         what = "difference of the loss" if result.metric == "token_loss" else "difference"
         numbers = f"({what} {format_difference(result)}, {result.n:,} rows)"
         text = f"{than}: {format_scores(result)} of {rival}{several if result.is_better else ''}{limits} {numbers}"
         if result.is_better:
-            return Verdict(f"Better than {text}.{also}", True, "better", result.n, baseline, result.as_dict())
+            return Verdict(
+                f"Better than {text}.{also}",
+                True,
+                "better",
+                result.n,
+                baseline,
+                result.as_dict(),
+            )
         if (result.improvement or 0) <= 0:
-            return Verdict(f"No better than {text}.{also}", False, "no better", result.n, baseline, result.as_dict())
+            return Verdict(
+                f"No better than {text}.{also}",
+                False,
+                "no better",
+                result.n,
+                baseline,
+                result.as_dict(),
+            )
         more = "rows" if result.interval_by is None else f"values of {result.interval_by}"
         text = f"Not shown to be better than {text}, which may be 0: more {more} decide.{also}"
         return Verdict(text, None, "undecided", result.n, baseline, result.as_dict())
 
 
-def make_case(labels: Any, predictions: Mapping[str, Any], metric: str, kind: LabelKind | None, options: Any) -> Case:
+def make_case(
+    labels: Any,
+    predictions: Mapping[str, Any],
+    metric: str,
+    kind: LabelKind | None,
+    options: Any,
+) -> Case:
     check_comparison(metric, kind)
     given = {**OPTIONS, **options}
     bounds = given.pop("bounds", None)

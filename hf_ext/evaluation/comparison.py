@@ -153,7 +153,13 @@ def compare_rows(
     if abs(improvement) <= RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
     samples = np.empty(0) if reasons else resample(gain, num_rows, num_resamples, seed, groups)
-    score = make_score(MetricValue(improvement, "; ".join(reasons) or None), samples, num_rows, confidence, groups)
+    score = make_score(
+        MetricValue(improvement, "; ".join(reasons) or None),
+        samples,
+        num_rows,
+        confidence,
+        groups,
+    )
     del score["is_trusted"]  # the comparison knows
     before_value, after_value = (value.known for value in values)
     return PairedComparison(metric, before_value, after_value, score.pop("value"), **score)

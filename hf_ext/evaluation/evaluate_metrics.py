@@ -50,7 +50,11 @@ class RegressionMetric(evaluate.Metric):
         )
 
     def _compute(
-        self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
+        self,
+        predictions: Any,
+        references: Any,
+        groups: Sequence[Any] | None = None,
+        threshold: float | None = None,
     ) -> dict[str, Any]:
         name = self.config_name
         if name == GROUP_METRIC and groups is None:

@@ -22,7 +22,13 @@ from .metrics.classes import (
     Classification,
     Multilabel,
 )
-from .metrics.numbers import PER_PROTEIN, RESIDUE_METRICS, ResidueRegression, SeveralNumbers, several_names
+from .metrics.numbers import (
+    PER_PROTEIN,
+    RESIDUE_METRICS,
+    ResidueRegression,
+    SeveralNumbers,
+    several_names,
+)
 from .metrics.regression import Regression
 from .metrics.rows import (
     GROUP_METRIC,
@@ -45,7 +51,10 @@ class NumberRows(KindRows):
     """Of one number per row."""
 
     decides = chooses = "rmse"
-    by_loss = {"tobit": "loss", "ranking": "spearman"}  # tobit knows limits, which the RMSE of an evaluation does not
+    by_loss = {
+        "tobit": "loss",
+        "ranking": "spearman",
+    }  # tobit knows limits, which the RMSE of an evaluation does not
     of_threshold = THRESHOLD_METRICS
     of_hits = HIT_METRICS
     of_groups = (GROUP_METRIC,)
@@ -73,7 +82,10 @@ class NumberRows(KindRows):
 
     def measure(self, rows: Rows) -> dict[str, float]:
         assert isinstance(rows, Regression)
-        return {**super().measure(rows), "num_distinct": float(len(np.unique(rows.predicted)))}
+        return {
+            **super().measure(rows),
+            "num_distinct": float(len(np.unique(rows.predicted))),
+        }
 
     def unpack(self, values: Any) -> Array:
         return np.asarray(super().unpack(values), np.float64).reshape(-1)
@@ -128,7 +140,12 @@ class ResidueNumberRows(KindRows):
     names = RESIDUE_METRICS
 
     def make_rows(self, known: Known) -> Rows:
-        return ResidueRegression(known.values.astype(np.float64).reshape(-1), known.truth, known.row, known.num_rows)
+        return ResidueRegression(
+            known.values.astype(np.float64).reshape(-1),
+            known.truth,
+            known.row,
+            known.num_rows,
+        )
 
     def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         values, truth, *_ = self.known(predictions, labels)
@@ -145,7 +162,12 @@ class NameRows(KindRows):
         values = known.values
         truth = known.truth
         shares = self.constant(truth)
-        everywhere = Known(np.broadcast_to(shares, values.shape), truth, np.arange(len(truth)), len(truth))
+        everywhere = Known(
+            np.broadcast_to(shares, values.shape),
+            truth,
+            np.arange(len(truth)),
+            len(truth),
+        )
         loss, constant = (self.make_rows(each).value("log_loss") for each in (known, everywhere))
         return examine_probabilities(self.kind.names, values, shares, loss, constant, self.count(values, truth))
 
@@ -157,7 +179,11 @@ class NameRows(KindRows):
         found = {}
         counted = (one.tolist() for one in self.count_hits(predictions, labels, labels != UNKNOWN))
         for name, num, of_called, hits in zip(self.kind.names, *counted):
-            shares = {"precision": (hits, of_called), "recall": (hits, num), "f1": (2 * hits, num + of_called)}
+            shares = {
+                "precision": (hits, of_called),
+                "recall": (hits, num),
+                "f1": (2 * hits, num + of_called),
+            }
             found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
         return found
 
@@ -174,10 +200,19 @@ class ClassRows(NameRows):
 
     @property
     def names(self) -> Names:
-        return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
+        return (
+            *CLASS_METRICS,
+            *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()),
+        )
 
     def make_rows(self, known: Known) -> Rows:
-        return Classification(known.values, known.truth.astype(np.int64), self.kind.names, known.row, known.num_rows)
+        return Classification(
+            known.values,
+            known.truth.astype(np.int64),
+            self.kind.names,
+            known.row,
+            known.num_rows,
+        )
 
     def check(self, truth: FloatArray, row: IntArray) -> None:
         num = len(self.kind.names)
@@ -238,7 +273,11 @@ def metrics_of(kind: LabelKind | None, threshold: float | None = None) -> KindRo
 
 
 def rows_for(
-    kind: LabelKind | None, predictions: Outputs, labels: Outputs, threshold: float | None = None, metric: str = "rmse"
+    kind: LabelKind | None,
+    predictions: Outputs,
+    labels: Outputs,
+    threshold: float | None = None,
+    metric: str = "rmse",
 ) -> Rows:
     """Returns the rows of a kind, which know their metrics.
 

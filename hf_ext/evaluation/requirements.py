@@ -84,7 +84,15 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
             ends = [entry.get(end) for end in ("low", "high")]
             actual += f" [{', '.join(map(format_cell, ends))}]" if all(map(is_finite, ends)) else ""
         expected = one.text.removeprefix(one.metric).strip()
-        checked.append({"metric": one.metric, "expected": expected, "actual": actual, "value": value, "passed": passed})
+        checked.append(
+            {
+                "metric": one.metric,
+                "expected": expected,
+                "actual": actual,
+                "value": value,
+                "passed": passed,
+            }
+        )
     return checked
 
 

@@ -116,7 +116,11 @@ def group_facts(groups: ResamplingGroups | None, num_rows: int) -> dict[str, Any
 
 
 def resample(
-    measure: Counted, num_rows: int, num_resamples: int, seed: int, groups: ResamplingGroups | None = None
+    measure: Counted,
+    num_rows: int,
+    num_resamples: int,
+    seed: int,
+    groups: ResamplingGroups | None = None,
 ) -> FloatArray:
     """Draws rows with replacement, again and again, and measures each draw.
 
@@ -168,7 +172,9 @@ def percentile_interval(
         return None, None
     shares = [(1 - confidence) / 2, (1 + confidence) / 2]
     if groups is not None:
-        from scipy.special import ndtr  # here, since scipy takes 0.2 s that rows do not need
+        from scipy.special import (
+            ndtr,
+        )  # here, since scipy takes 0.2 s that rows do not need
 
         inflation = math.sqrt(groups.num_groups / (groups.num_groups - 1))
         tail = float(ndtr(t_quantile(shares[0], groups.num_effective) * inflation))
@@ -185,7 +191,13 @@ def t_quantile(share: float, num_groups: float) -> float:
 
 
 def mean_loss_interval(
-    loss: FloatArray, groups: ResamplingGroups, numbers: FloatArray, *, confidence: float, num_resamples: int, seed: int
+    loss: FloatArray,
+    groups: ResamplingGroups,
+    numbers: FloatArray,
+    *,
+    confidence: float,
+    num_resamples: int,
+    seed: int,
 ) -> tuple[float, float] | None:
     """Computes the interval of a mean loss by group: a bootstrap-t of its logarithm.
 

@@ -93,7 +93,13 @@ def score_mean(
         reach = ((1 - confidence) / 2) ** (1 / num_tries)
         score["low"], score["high"] = (reach, 1.0) if mean.value == 1 else (0.0, 1 - reach)
         return score
-    samples = resample(lambda counts: counts @ column / counts.sum(axis=1), len(column), num_resamples, seed, drawn)
+    samples = resample(
+        lambda counts: counts @ column / counts.sum(axis=1),
+        len(column),
+        num_resamples,
+        seed,
+        drawn,
+    )
     return make_score(mean, samples, len(column), confidence, groups)
 
 
@@ -164,7 +170,14 @@ def score_predictions(
             scores[name].update({"threshold": float(threshold), "base_rate": base})
     if group_names is not None:
         for name in metrics.of_groups:
-            scores[name] = _score_groups(rows.predicted, rows.measured, group_names, num_resamples, confidence, seed)
+            scores[name] = _score_groups(
+                rows.predicted,
+                rows.measured,
+                group_names,
+                num_resamples,
+                confidence,
+                seed,
+            )
     return scores
 
 
@@ -181,6 +194,11 @@ def _score_groups(
     groups = ResamplingGroups.of("group", range(len(values)))
     samples = np.empty(0)
     if len(values) > 1 and num_resamples:
-        samples = resample(lambda counts: counts @ values / len(values), len(values), num_resamples, seed)
+        samples = resample(
+            lambda counts: counts @ values / len(values),
+            len(values),
+            num_resamples,
+            seed,
+        )
     score = make_score(mean_of_groups(of_groups), samples, len(measured), confidence, groups)
     return {**score, "groups": of_groups}

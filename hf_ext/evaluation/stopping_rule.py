@@ -38,7 +38,10 @@ class StoppingDecision:
     def as_dict(self) -> dict[str, Any]:
         """Returns the decision with its intervals, JSON-able."""
         both = {name: getattr(self, name) for name in ("against_best", "against_recent")}
-        return {**vars(self), **{name: one and one.as_dict() for name, one in both.items()}}
+        return {
+            **vars(self),
+            **{name: one and one.as_dict() for name, one in both.items()},
+        }
 
 
 class StoppingRule:

@@ -131,7 +131,13 @@ def judge_pair(
 
 def find_hardest(compared: Mapping[str, PairedComparison]) -> str:
     """Finds the baseline that is beaten least surely: one as high first, then whose interval reaches lowest."""
-    return min(compared, key=lambda name: ((compared[name].improvement or 0) > 0, compared[name].low or 0))
+    return min(
+        compared,
+        key=lambda name: (
+            (compared[name].improvement or 0) > 0,
+            compared[name].low or 0,
+        ),
+    )
 
 
 def _judge(case: Case, is_scale_free: bool) -> Verdict | None:
@@ -140,7 +146,13 @@ def _judge(case: Case, is_scale_free: bool) -> Verdict | None:
     num_rows = case.num_rows
     metrics = metrics_of(case.kind)
     if problem := model.why_constant():
-        return Verdict(f"No better than a constant: {problem}.", False, "no better", num_rows, case.constant)
+        return Verdict(
+            f"No better than a constant: {problem}.",
+            False,
+            "no better",
+            num_rows,
+            case.constant,
+        )
     metric = metrics.orders or case.metric
     value = model.value(metric)
     if value.undefined:
@@ -180,7 +192,13 @@ def _judge_chance(case: Case, metric: str, value: float, chance: str) -> Verdict
     groups = case.groups
     options = case.options
     num_rows = case.num_rows
-    samples = resample(case.rows[MODEL].metric(metric), num_rows, options["num_resamples"], options["seed"], groups)
+    samples = resample(
+        case.rows[MODEL].metric(metric),
+        num_rows,
+        options["num_resamples"],
+        options["seed"],
+        groups,
+    )
     low, high = percentile_interval(samples, options["confidence"], groups)
     if low is not None and low > 0 and (groups is None or groups.are_enough):
         return None
@@ -215,7 +233,13 @@ def _judge_baselines(case: Case, also: str) -> Verdict | None:
     than = f"the {hardest}" if hardest in CONSTANTS else hardest
     if is_every:
         than = "every baseline"
-    return case.decide(result, hardest, than, also, f", the hardest of {num} to beat" if is_every and num > 1 else "")
+    return case.decide(
+        result,
+        hardest,
+        than,
+        also,
+        f", the hardest of {num} to beat" if is_every and num > 1 else "",
+    )
 
 
 def _describe_order(ordered: Mapping[str, PairedComparison]) -> str:

@@ -26,11 +26,18 @@ if TYPE_CHECKING:
 
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
 ROUNDING = 1e-9  # of sums of weights
-SHOWN = (0.9, 0.8, 0.5)  # levels of which the first that there is has its coverage measured
+SHOWN = (
+    0.9,
+    0.8,
+    0.5,
+)  # levels of which the first that there is has its coverage measured
 
 
 def fit_intervals(
-    trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any = None
+    trainer: FastTrainer,
+    rows: Any,
+    groups: ResamplingGroups | None,
+    predicted: Any = None,
 ) -> dict[str, Any]:
     """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
 
@@ -83,7 +90,10 @@ def _fit(trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predi
 
 
 def conformal_half_widths(
-    residuals: Any, levels: FloatArray | tuple[float, ...] = LEVELS, *, groups: ResamplingGroups | None = None
+    residuals: Any,
+    levels: FloatArray | tuple[float, ...] = LEVELS,
+    *,
+    groups: ResamplingGroups | None = None,
 ) -> FloatArray:
     """Computes half widths of intervals that hold the truth of a further row with the probability of their level.
 
@@ -170,7 +180,11 @@ def describe_basis(stored: Mapping[str, Any]) -> str:
 
 
 def score_intervals(
-    stored: Mapping[str, Any], predictions: np.ndarray, labels: np.ndarray, rows: Any, groups: ResamplingGroups | None
+    stored: Mapping[str, Any],
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    rows: Any,
+    groups: ResamplingGroups | None,
 ) -> dict[str, Any]:
     """Scores intervals: which share of test rows they hold.
 
@@ -185,7 +199,10 @@ def score_intervals(
         same for all rows) and `coverage`; `notes`, sentences for reports.
     """
     if stored.get("reason"):
-        return {"reason": stored["reason"], "notes": [f"No prediction intervals: {stored['reason']}."]}
+        return {
+            "reason": stored["reason"],
+            "notes": [f"No prediction intervals: {stored['reason']}."],
+        }
     is_exact = _bounds(rows) == 0
     errors = np.abs(labels - predictions)[is_exact]
     highest = stored["levels"][-1]
@@ -193,7 +210,10 @@ def score_intervals(
     level = next((level for level in SHOWN if level <= highest), None)
     beside = f"`hf-ext predict --interval {level or highest:g}` writes them, from {describe_basis(stored)}"
     if level is None or not len(errors):
-        return {**basis, "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."]}
+        return {
+            **basis,
+            "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."],
+        }
     width = half_width(stored, level)
     there = None if groups is None else check_groups(groups.select(is_exact), len(errors))
     held = score_mean(errors <= width, seed=0, groups=there)
@@ -203,7 +223,13 @@ def score_intervals(
         f"Prediction intervals of {share(level)} held {share(held['value'])}{ends} of {of}, at a width of "
         f"{format_cell(2 * width)} ({beside})."
     )
-    return {**basis, "level": level, "width": 2 * width, "coverage": held, "notes": [text]}
+    return {
+        **basis,
+        "level": level,
+        "width": 2 * width,
+        "coverage": held,
+        "notes": [text],
+    }
 
 
 def _bounds(rows: Any) -> np.ndarray:

@@ -20,7 +20,15 @@ from ..embeddings import factorize, take_rows
 from ..evaluation import ResamplingGroups, compare_paired
 from ..hardware import detect_hardware
 from ..labels import LabelKind
-from ..models import AUTO_LAYER, AffinityModel, ModelArguments, final_norm_of, layers_of, load_encoder, pool
+from ..models import (
+    AUTO_LAYER,
+    AffinityModel,
+    ModelArguments,
+    final_norm_of,
+    layers_of,
+    load_encoder,
+    pool,
+)
 from ..text import format_cell
 from .ensemble import Groups, make_folds
 from .objectives import ALPHAS, Folds
@@ -73,7 +81,11 @@ def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKi
 
 
 def choose_layers(
-    model: AffinityModel, collator: Any, splits: Mapping[str, Any], groups: Groups, args: Any
+    model: AffinityModel,
+    collator: Any,
+    splits: Mapping[str, Any],
+    groups: Groups,
+    args: Any,
 ) -> dict[str, Any]:
     """Sets the layer that is read of each encoder whose inputs vary, one encoder after the other.
 
@@ -184,7 +196,11 @@ def _embed(
 
 @torch.no_grad()
 def _embed_layers(
-    encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pooling: str, layers: Sequence[int]
+    encoder: Any,
+    tokenize: Any,
+    inputs: Sequence[tuple[str, ...]],
+    pooling: str,
+    layers: Sequence[int],
 ) -> dict[int, torch.Tensor]:
     """Embeds distinct inputs by layer, (inputs, width) float32 on the CPU, as if it were the last."""
     norm = final_norm_of(encoder)

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..models import DIRECTIONS, FEATURES, LINKS, PERCEPTRON, PRODUCT, HeadEnsemble, NetworkStack
+from ..models import (
+    DIRECTIONS,
+    FEATURES,
+    LINKS,
+    PERCEPTRON,
+    PRODUCT,
+    HeadEnsemble,
+    NetworkStack,
+)
 from ..training_args import FastTrainingArguments
 from .networks import train_networks
 from .objectives import FloatArray, Folds, Objective
@@ -72,7 +80,14 @@ def fit_members(
         if form == PRODUCT and not ensemble.kept:
             continue
         layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
-        make = partial(ensemble.make_stack, view, len(folds) * NUM_SEEDS, layers, form, share * dropout)
+        make = partial(
+            ensemble.make_stack,
+            view,
+            len(folds) * NUM_SEEDS,
+            layers,
+            form,
+            share * dropout,
+        )
         stack, found = train_networks(make, views[view].to(args.device), objective, folds, args, rate)
         kind = "products" if form == PRODUCT else "networks"
         name = f"{kind} on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
@@ -81,7 +96,12 @@ def fit_members(
 
 
 def _fit_linear(
-    ensemble: HeadEnsemble, view: str, values: NDArray[np.float32], objective: Objective, folds: Folds, rest: Folds
+    ensemble: HeadEnsemble,
+    view: str,
+    values: NDArray[np.float32],
+    objective: Objective,
+    folds: Folds,
+    rest: Folds,
 ) -> list[Member]:
     scored: list[list[FloatArray]] = [[] for _ in objective.alphas]
     weights = np.zeros(())
@@ -101,5 +121,12 @@ def _fit_linear(
         stack = ensemble.make_stack(view, 1, [])
         stack.weights[0].data.copy_(torch.from_numpy(weight))
         stack.biases[0].data.copy_(torch.from_numpy(intercept))
-        members.append(Member(f"{kind} on {view}, penalty {alpha:g}", view, np.concatenate(found), stack))
+        members.append(
+            Member(
+                f"{kind} on {view}, penalty {alpha:g}",
+                view,
+                np.concatenate(found),
+                stack,
+            )
+        )
     return members

@@ -48,7 +48,13 @@ def train_networks(
         num_seeds = len(stack.weights[0]) // len(folds)
         seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), fold)) for fold in folds]
         fewest = min(map(len, seen))
-        size = min(fewest, max(MIN_ROWS_PER_STEP, args.train_batch_size * args.gradient_accumulation_steps))
+        size = min(
+            fewest,
+            max(
+                MIN_ROWS_PER_STEP,
+                args.train_batch_size * args.gradient_accumulation_steps,
+            ),
+        )
         num_steps = fewest // size
         epochs = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
         groups = [

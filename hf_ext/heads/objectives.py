@@ -117,4 +117,7 @@ class LogLoss:
 
 
 Objective = SquaredError | LogLoss
-OBJECTIVES: dict[str, type[Objective]] = {"ridge": SquaredError, "logistic regression": LogLoss}  # by linear model
+OBJECTIVES: dict[str, type[Objective]] = {
+    "ridge": SquaredError,
+    "logistic regression": LogLoss,
+}  # by linear model

@@ -95,7 +95,12 @@ def read_config_of(folder: Path) -> dict[str, Any]:
     return found if found.get("model_type") == AffinityConfig.model_type else {}
 
 
-def _why_single(args: ModelArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind) -> str | None:
+def _why_single(
+    args: ModelArguments,
+    training: FastTrainingArguments,
+    is_stream: bool,
+    kind: LabelKind,
+) -> str | None:
     metric = str(training.metric_for_best_model).removeprefix("eval_")
     if kind.why_one_head:
         return kind.why_one_head

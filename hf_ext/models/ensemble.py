@@ -78,7 +78,14 @@ class ProductStack(NetworkStack):
         dropout: probability in [0, 1).
     """
 
-    def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
+    def __init__(
+        self,
+        number: int,
+        widths: Sequence[int],
+        rank: int,
+        num_outputs: int,
+        dropout: float = 0.0,
+    ):
         varying = [width for width in widths if width > 0]
         num_blocks = 1 + math.comb(len(varying), 2)
         shapes = [(width, rank) for width in (*varying, sum(varying))]
@@ -144,7 +151,12 @@ class HeadEnsemble(nn.Module):
         self.networks = nn.ModuleList(self.make_stack(**one) for one in networks).requires_grad_(False)
 
     def make_stack(
-        self, view: str, number: int, sizes: Sequence[int], form: str = PERCEPTRON, dropout: float = 0.0
+        self,
+        view: str,
+        number: int,
+        sizes: Sequence[int],
+        form: str = PERCEPTRON,
+        dropout: float = 0.0,
     ) -> NetworkStack:
         """Makes networks that read `view`, with hidden layers of `sizes`; "product" reads the directions of inputs."""
         if form == PRODUCT:
@@ -192,7 +204,10 @@ class HeadEnsemble(nn.Module):
         """
         for i, basis in enumerate(bases):
             getattr(self, f"basis_{i}").copy_(basis)
-        sizes = [*(basis.shape[1] for basis in bases), *(a * b for *_, a, b in self.kept)]
+        sizes = [
+            *(basis.shape[1] for basis in bases),
+            *(a * b for *_, a, b in self.kept),
+        ]
         num_blocks = sum(size > 0 for size in sizes)
         share = len(self.scales) / max(1, num_blocks)
         scales = []

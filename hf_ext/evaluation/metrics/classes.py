@@ -13,7 +13,14 @@ from .._arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
 from .rows import Counted, Rows, Summed
 
-CLASS_METRICS = ("accuracy", "balanced_accuracy", "mcc", "macro_f1", "log_loss", "calibration_error")
+CLASS_METRICS = (
+    "accuracy",
+    "balanced_accuracy",
+    "mcc",
+    "macro_f1",
+    "log_loss",
+    "calibration_error",
+)
 TWO_CLASS_METRICS = ("auroc", "average_precision")  # of the second class
 MULTILABEL_METRICS = ("f1_max", "average_precision", "log_loss")
 LEAST = 1e-15  # a probability below it counts as it: a model that was sure and wrong costs 34.5 nats
@@ -96,7 +103,9 @@ class Classification(Rows):
     @cached_property
     def _tallies(self) -> Once:
         """Counts to how often each class is true, predicted, and both, (resamples, classes) each."""
-        from scipy.sparse import csr_matrix  # here, since scipy takes 0.2 s that numbers do not need
+        from scipy.sparse import (
+            csr_matrix,
+        )  # here, since scipy takes 0.2 s that numbers do not need
 
         both = np.append(self._labels, self.predicted)
         found, codes = np.unique(both, return_inverse=True)
@@ -149,7 +158,10 @@ class Classification(Rows):
 
         Bins hold equally many values of all rows, ordered by that probability (adaptive expected calibration error).
         """
-        return divide(np.abs(counts @ self._gaps).sum(axis=1), counts @ self.means["accuracy"].numbers)
+        return divide(
+            np.abs(counts @ self._gaps).sum(axis=1),
+            counts @ self.means["accuracy"].numbers,
+        )
 
     def metric(self, name: str) -> Counted:
         """Returns the metric as a function of counts; of the second of two classes see `Ranking`."""
@@ -214,7 +226,11 @@ class Multilabel(Rows):
             up_to = np.cumsum(table[:, ::-1], axis=1, dtype=np.float64)
             return up_to[:, :-1]
 
-        return reached(place), reached(place[has]), self._has.sum(axis=1, dtype=np.float64)
+        return (
+            reached(place),
+            reached(place[has]),
+            self._has.sum(axis=1, dtype=np.float64),
+        )
 
     def f1_max(self, counts: FloatArray) -> FloatArray:
         """Computes F1 of all pairs of row and label (micro), at the one threshold of all labels where it is highest.

@@ -128,4 +128,8 @@ class SeveralNumbers(Rows):
 
 def several_names(columns: Sequence[str]) -> tuple[str, ...]:
     """Returns what `SeveralNumbers` scores of such columns."""
-    return ("nrmse", *PLAIN_METRICS, *(f"{column}_{metric}" for column in columns for metric in PLAIN_METRICS))
+    return (
+        "nrmse",
+        *PLAIN_METRICS,
+        *(f"{column}_{metric}" for column in columns for metric in PLAIN_METRICS),
+    )

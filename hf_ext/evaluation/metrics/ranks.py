@@ -71,7 +71,12 @@ class Ranking:
     Cost: a sort; for each resample one pass over the rows, and little where hits are few.
     """
 
-    def __init__(self, scores: FloatArray, is_hit: NDArray[np.bool_], rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        scores: FloatArray,
+        is_hit: NDArray[np.bool_],
+        rows: NDArray[np.int64] | None = None,
+    ) -> None:
         order, ends = sort_ties(-scores)
         begins = np.append(0, ends[:-1] + 1)
         place_of_hit = np.flatnonzero(is_hit[order])
@@ -88,7 +93,9 @@ class Ranking:
             order = rows[order]
             hits = rows[hits]
 
-        def cut(counts: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        def cut(
+            counts: FloatArray,
+        ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
             ordered = np.take(counts, order, axis=1)
             sums = np.add.reduceat(ordered, bounds, axis=1)
             up_to = np.cumsum(np.pad(sums, ((0, 0), (1, 0))), axis=1)

@@ -35,7 +35,12 @@ class Regression(Rows):
         threshold: rows at or above it are binders; None: `DEFAULT_THRESHOLD`.
     """
 
-    def __init__(self, predicted: FloatArray, measured: FloatArray, threshold: float | None = None) -> None:
+    def __init__(
+        self,
+        predicted: FloatArray,
+        measured: FloatArray,
+        threshold: float | None = None,
+    ) -> None:
         super().__init__(len(measured))
         self.predicted = predicted
         self.measured = measured
@@ -105,7 +110,11 @@ class Regression(Rows):
 
         def sum_up(counts: FloatArray) -> tuple[FloatArray, ...]:
             left, right, left_sq, right_sq, product, num = (counts @ terms).T
-            return product - left * right / num, _centred(left_sq, left, num), _centred(right_sq, right, num)
+            return (
+                product - left * right / num,
+                _centred(left_sq, left, num),
+                _centred(right_sq, right, num),
+            )
 
         return Once(sum_up)
 
@@ -169,13 +178,20 @@ def per_group_spearman(
         result = MetricValue(math.nan, few)
         if len(rows) >= MIN_GROUP_ROWS:
             result = Regression(predicted[rows], measured[rows]).value("spearman")
-        found[name] = {"value": result.known, "n": len(rows), "undefined": result.undefined}
+        found[name] = {
+            "value": result.known,
+            "n": len(rows),
+            "undefined": result.undefined,
+        }
     return found
 
 
 def defined_values(groups: Mapping[str, GroupScore]) -> FloatArray:
     """Returns values of the groups that have one, (groups,)."""
-    return np.array([one["value"] for one in groups.values() if one["value"] is not None], np.float64)
+    return np.array(
+        [one["value"] for one in groups.values() if one["value"] is not None],
+        np.float64,
+    )
 
 
 def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
@@ -185,7 +201,10 @@ def mean_of_groups(groups: Mapping[str, GroupScore]) -> MetricValue:
     values = defined_values(groups)
     if not len(values):
         first = next(iter(groups.values()))["undefined"]
-        return MetricValue(math.nan, f"none of the {len(groups):,} groups has a value (first group: {first})")
+        return MetricValue(
+            math.nan,
+            f"none of the {len(groups):,} groups has a value (first group: {first})",
+        )
     return MetricValue(float(np.mean(values)))
 
 

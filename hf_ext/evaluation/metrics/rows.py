@@ -20,7 +20,11 @@ import numpy as np
 from .._arrays import FloatArray, count_not_finite, divide
 
 PLAIN_METRICS = ("spearman", "pearson", "rmse", "mae", "r2")
-HIT_METRICS = ("recall", "precision", "f1")  # cut predictions and references at a threshold
+HIT_METRICS = (
+    "recall",
+    "precision",
+    "f1",
+)  # cut predictions and references at a threshold
 # With those that cut the references alone, and so need no unit of the predictions.
 THRESHOLD_METRICS = (*HIT_METRICS, "average_precision")
 GROUP_METRIC = "per_group_spearman"
@@ -99,7 +103,10 @@ class Summed(Rows):
     """
 
     def __init__(
-        self, sums: FloatArray, numbers: FloatArray, of_mean: Callable[[FloatArray], FloatArray] | None = None
+        self,
+        sums: FloatArray,
+        numbers: FloatArray,
+        of_mean: Callable[[FloatArray], FloatArray] | None = None,
     ) -> None:
         super().__init__(len(numbers))
         self.sums = sums
