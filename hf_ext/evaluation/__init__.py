@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from ._arrays import (
+    from .alarms import label_audit
+    from .case import CONSTANT, CONSTANTS, MODEL, Verdict
+    from .comparison import PairedComparison, compare_paired
+    from .evaluate_metrics import METRIC_NAMES, load_metric
+    from .kinds import collapse_report, metrics_of, rows_for
+    from .metrics.arrays import (
         FloatArray,
         as_column,
         as_groups,
@@ -13,11 +18,6 @@ if TYPE_CHECKING:
         count_not_finite,
         places_of,
     )
-    from .alarms import label_audit
-    from .case import CONSTANT, CONSTANTS, MODEL, Verdict
-    from .comparison import PairedComparison, compare_paired
-    from .evaluate_metrics import METRIC_NAMES, load_metric
-    from .kinds import collapse_report, metrics_of, rows_for
     from .metrics.classes import find_shares
     from .metrics.rows import (
         HIT_METRICS,

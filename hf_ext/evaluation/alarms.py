@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..labels import show_names
-from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
+from .metrics.arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
 from .metrics.rows import MetricValue
 
 MIN_ROWS = 30  # below this, shares and standard deviations are too uncertain to raise an alarm about

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..labels import KINDS, LabelKind, Number
 from ..text import metric_name
-from ._arrays import FloatArray, as_pair
 from .comparison import PairedComparison, check_comparison, compare_rows
 from .kinds import rows_for
+from .metrics.arrays import FloatArray, as_pair
 from .metrics.regression import Regression, at_limits
 from .metrics.rows import ERRORS
 from .resampling import ResamplingGroups, check_groups

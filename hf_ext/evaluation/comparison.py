@@ -10,8 +10,8 @@ import numpy as np
 from ..errors import ArgumentError
 from ..labels import LabelKind
 from ..text import less_is_better
-from ._arrays import FloatArray
 from .kinds import metrics_of, rows_for
+from .metrics.arrays import FloatArray
 from .metrics.regression import RELATIVE_ZERO, Regression
 from .metrics.rows import DEFAULT_THRESHOLD, MetricValue, Rows, is_ratio
 from .resampling import (

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Outputs
-from ._arrays import Array, FloatArray, IntArray, to_numpy
 from .alarms import Examined
+from .metrics.arrays import Array, FloatArray, IntArray, to_numpy
 from .metrics.classes import find_shares
 from .metrics.rows import Rows
 

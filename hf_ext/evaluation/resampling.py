@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ._arrays import FloatArray, as_groups
+from .metrics.arrays import FloatArray, as_groups
 from .metrics.rows import Counted
 
 MIN_GROUPS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it

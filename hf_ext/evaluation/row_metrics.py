@@ -12,7 +12,9 @@ import numpy as np
 from ..data import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number
-from ._arrays import (
+from .kind_rows import KindRows
+from .kinds import metrics_of
+from .metrics.arrays import (
     Array,
     FloatArray,
     IntArray,
@@ -21,8 +23,6 @@ from ._arrays import (
     count_not_finite,
     to_numpy,
 )
-from .kind_rows import KindRows
-from .kinds import metrics_of
 from .metrics.rows import THRESHOLD_METRICS, Rows
 
 LABEL_COLUMNS = ("label", "labels")

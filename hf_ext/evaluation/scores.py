@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ..labels import LabelKind
 from ..text import less_is_better
-from ._arrays import FloatArray
 from .kinds import metrics_of
+from .metrics.arrays import FloatArray
 from .metrics.regression import defined_values, mean_of_groups, per_group_spearman
 from .metrics.rows import DEFAULT_THRESHOLD, MetricValue
 from .resampling import (

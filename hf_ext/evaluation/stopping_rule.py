@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._arrays import FloatArray, as_column, as_pair
 from .comparison import PairedComparison, check_comparison, compare_rows
 from .kinds import rows_for
+from .metrics.arrays import FloatArray, as_column, as_pair
 from .metrics.rows import DEFAULT_THRESHOLD, THRESHOLD_METRICS, Rows
 
 Verdict = Literal["improved", "undecided", "no improvement"]

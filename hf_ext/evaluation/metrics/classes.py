@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arrays import Array, FloatArray, IntArray, count_not_finite, divide
+from .arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
 from .rows import Counted, Rows, Summed
 

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from .._arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray
 from .ranks import Once
 from .regression import GroupScore, Regression, mean_of_groups, per_group_spearman
 from .rows import PLAIN_METRICS, Counted, Rows, Summed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arrays import FloatArray, divide
+from .arrays import FloatArray, divide
 
 
 class Once:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arrays import FloatArray, as_groups, as_pair, count_not_finite, divide
+from .arrays import FloatArray, as_groups, as_pair, count_not_finite, divide
 from .ranks import Once, Ranking, rank
 from .rows import DEFAULT_THRESHOLD, THRESHOLD_METRICS, MetricValue, Rows, Summed
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._arrays import FloatArray, count_not_finite, divide
+from .arrays import FloatArray, count_not_finite, divide
 
 PLAIN_METRICS = ("spearman", "pearson", "rmse", "mae", "r2")
 HIT_METRICS = (
