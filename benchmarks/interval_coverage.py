@@ -1,8 +1,8 @@
-"""How often 95 % intervals hold the true score where rows come in clusters: units resampled against rows resampled.
+"""How often 95 % intervals hold the true score where rows come in clusters: groups resampled against rows resampled.
 
 Simulated: clusters (antibodies, say) whose rows share most of their label and much of what two models get wrong about
 it, with four distributions of their sizes. Labels and predictions are Gaussian, so that the true Spearman, RMSE and
-their differences are known. Each draw of clusters is scored by `score_predictions` and `compare_paired`, with `units`
+their differences are known. Each draw of clusters is scored by `score_predictions` and `compare_paired`, with `groups`
 and, as the broken twin, without. Exits with 1 where intervals by cluster hold less than 93 % or more than 97 %, over
 all draws, or in one of the rows beyond what chance does.
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_ext.evaluation import MIN_UNITS, ResamplingUnits, compare_paired, score_predictions
+from hf_ext.evaluation import MIN_GROUPS, ResamplingGroups, compare_paired, score_predictions
 
 HELD = (0.93, 0.97)
 LABEL = {"cluster": math.sqrt(0.6), "row": math.sqrt(0.4)}  # of unit variance, 60 % of it between clusters
@@ -81,7 +81,7 @@ def find_intervals(
     cluster, labels, before, after = rows
     options: dict[str, Any] = {"num_resamples": num_resamples}
     if by_cluster:
-        options["units"] = ResamplingUnits.of("cluster", cluster)
+        options["groups"] = ResamplingGroups.of("cluster", cluster)
     scores: dict[str, Any] = dict(score_predictions(after, labels, **options))
     for metric in ("spearman", "rmse"):
         scores[f"{metric}_difference"] = compare_paired(labels, before, after, metric, **options).as_dict()
@@ -158,7 +158,7 @@ def main() -> None:
         rows.append(row)
         report = {
             "settings": {**settings, "confidence": 0.95, "label": LABEL, "slope": SLOPE, "models": [BEFORE, AFTER]},
-            "fewest_units_trusted": MIN_UNITS,
+            "fewest_units_trusted": MIN_GROUPS,
             "true": true_scores(),
             "seconds": round(time.perf_counter() - start, 1),
             "mean_held": {way: mean_held(rows, way) for way in ("by_cluster", "by_row")},

@@ -37,7 +37,7 @@ from hf_ext.files import (
 )
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.sampling import load_generator
-from hf_ext.heads.ensemble import read_config_of
+from hf_ext.heads.resolving import read_config_of
 from hf_ext.plan import Plan
 from hf_ext.property import write_predictions
 from hf_ext.reporting import plot_loss, read_run, write_json, write_report

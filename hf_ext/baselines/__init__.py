@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .fitted import PRETRAINED_ROWS, TOKENS_PER_BATCH, Baselines, columns_of, embed_distinct, pooled_features
+    from .embedded import TOKENS_PER_BATCH, embed_distinct, pooled_features
+    from .fitted import PRETRAINED_ROWS, Baselines, columns_of
     from .logistic import fit_logistic
     from .residues import FITTERS
     from .ridge import solve_ridges

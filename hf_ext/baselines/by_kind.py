@@ -13,7 +13,8 @@ from ..data import draw_rows
 from ..evaluation import FloatArray, metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
-from .ridge import LETTERS, RidgeBaseline
+from .ridge import RidgeBaseline
+from .sequences import LETTERS
 
 NEIGHBOURS = (1, 3, 10)
 BLOCK_ROWS = 512  # that are compared with all training rows at once
@@ -36,9 +37,11 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
     truth = kind.flatten(labels)
     truth = np.where(truth == UNKNOWN, np.nan, truth)
     value = metrics_of(kind).constant(truth)
-    if isinstance(sizes, int):
-        return np.broadcast_to(value, (sizes, *np.shape(value)))
-    return [np.broadcast_to(value, (size, *np.shape(value))) for size in sizes]
+
+    def repeat(size: int) -> Any:
+        return np.broadcast_to(value, (size, *np.shape(value)))
+
+    return repeat(sizes) if isinstance(sizes, int) else [repeat(size) for size in sizes]
 
 
 class ColumnRidges:
@@ -48,13 +51,23 @@ class ColumnRidges:
         self.kind = kind
         self.ridges = [RidgeBaseline(standardize=standardize) for _ in kind.names]
 
-    def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> ColumnRidges:
+    def fit(
+        self,
+        features: Any,
+        labels: Any,
+        validation_features: Any,
+        validation_labels: Any,
+    ) -> ColumnRidges:
         """Fits as `RidgeBaseline.fit` does."""
-        for ridge, *columns in zip(self.ridges, np.transpose(labels), np.transpose(validation_labels)):
-            known = [np.isfinite(column) for column in columns]
-            train = features[known[0]]
-            held_out = validation_features[known[1]]
-            ridge.fit(train, columns[0][known[0]], held_out, columns[1][known[1]])
+        for ridge, train, held_out in zip(self.ridges, np.transpose(labels), np.transpose(validation_labels)):
+            known = np.isfinite(train)
+            asked = np.isfinite(held_out)
+            ridge.fit(
+                features[known],
+                train[known],
+                validation_features[asked],
+                held_out[asked],
+            )
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -63,7 +76,10 @@ class ColumnRidges:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able."""
-        return {"kind": "ridge", "columns": {n: each.summary() for n, each in zip(self.kind.names, self.ridges)}}
+        return {
+            "kind": "ridge",
+            "columns": {n: each.summary() for n, each in zip(self.kind.names, self.ridges)},
+        }
 
 
 def make_linear(kind: LabelKind, *, standardize: bool = True) -> RidgeBaseline | ColumnRidges | LogisticBaseline:
@@ -88,18 +104,27 @@ class NearestBaseline:
     def __init__(self, kind: LabelKind) -> None:
         self.kind = kind
 
-    def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> NearestBaseline:
+    def fit(
+        self,
+        features: Any,
+        labels: Any,
+        validation_features: Any,
+        validation_labels: Any,
+    ) -> NearestBaseline:
         """Keeps the training rows; arguments as of `LogisticBaseline.fit`, or with labels (n,) and (n, k) numbers."""
         truth = np.asarray(labels, np.float64)
         self._mean = np.asarray(features, np.float64).mean(axis=0)
         self._rows = self._directions(features)
         self._values, self._value_of = self.kind.code(truth)
-        self._constant = np.asarray(predict_constant(self.kind, labels, 1)).reshape(1, -1)
+        constant = predict_constant(self.kind, labels, 1)
+        self._constant = np.reshape(constant, (1, -1))
         metric = metrics_of(self.kind).chooses
-        losses = {}
+        losses = []
         for num in NEIGHBOURS:
-            losses[num] = rows_for(self.kind, self._predict(validation_features, num), validation_labels).value(metric)
-        self.num_neighbours = min(losses, key=lambda num: (np.nan_to_num(losses[num].value, nan=np.inf), num))
+            predicted = self._predict(validation_features, num)
+            loss = rows_for(self.kind, predicted, validation_labels).value(metric)
+            losses.append(np.nan_to_num(loss.value, nan=np.inf))
+        self.num_neighbours = NEIGHBOURS[np.argmin(losses)]
         return self
 
     def predict(self, features: Any) -> FloatArray:
@@ -108,18 +133,24 @@ class NearestBaseline:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able; after `fit`."""
-        return {"kind": "nearest rows", "num_rows": len(self._rows), "num_neighbours": self.num_neighbours}
+        return {
+            "kind": "nearest rows",
+            "num_rows": len(self._rows),
+            "num_neighbours": self.num_neighbours,
+        }
 
     def _directions(self, features: Any) -> NDArray[np.float32]:
         centred = (features - self._mean).astype(np.float32)
-        return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
+        lengths = np.linalg.norm(centred, axis=1, keepdims=True)
+        return centred / np.maximum(lengths, 1e-12)
 
     def _predict(self, features: Any, num: int) -> FloatArray:
         num = min(num, len(self._rows))
         found = [np.empty((0, self._constant.shape[1]))]
         for start in range(0, len(features), BLOCK_ROWS):
             cosines = self._directions(features[start : start + BLOCK_ROWS]) @ self._rows.T
-            values = self._values[self._value_of[np.argpartition(-cosines, num - 1, axis=1)[:, :num]]]
+            nearest = np.argpartition(-cosines, num - 1, axis=1)[:, :num]
+            values = self._values[self._value_of[nearest]]
             known = np.isfinite(values)
             total = np.where(known, values, 0.0).sum(axis=1)
             number = known.sum(axis=1)
@@ -159,8 +190,10 @@ def predict_residues(
     linear.fit(*given)
     found: list[NDArray[Any]] = []
     for start in range(0, len(asked), PROTEINS_AT_ONCE):
-        part = asked[start : start + PROTEINS_AT_ONCE]
-        found += np.split(linear.predict(encode(part, None)), np.cumsum([*map(len, part)])[:-1])
+        sequences = asked[start : start + PROTEINS_AT_ONCE]
+        predicted = linear.predict(encode(sequences, None))
+        ends = np.cumsum([len(sequence) for sequence in sequences])
+        found += np.split(predicted, ends[:-1])
     return found, linear.summary()
 
 
@@ -171,8 +204,13 @@ def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None
         sequences: of A-Z.
         residues: numbers among all residues in their order; None: all.
     """
-    gap = "[" * (WINDOW // 2)  # the character after Z
-    codes = np.frombuffer(gap.join(["", *sequences, ""]).encode(), np.uint8) - ord("A")
-    middles = np.flatnonzero(codes < LETTERS) - WINDOW // 2
-    windows = sliding_window_view(codes, WINDOW)[middles if residues is None else middles[residues]]
-    return np.eye(LETTERS + 1, LETTERS, dtype=np.uint8)[windows].reshape(len(windows), WINDOW * LETTERS)
+    half = WINDOW // 2
+    gap = half * "["  # the character after Z
+    text = gap.join(["", *sequences, ""])
+    codes = np.frombuffer(text.encode(), np.uint8) - ord("A")
+    begins = np.flatnonzero(codes < LETTERS) - half
+    if residues is not None:
+        begins = begins[residues]
+    windows = sliding_window_view(codes, WINDOW)[begins]
+    one_hot = np.eye(LETTERS + 1, LETTERS, dtype=np.uint8)
+    return one_hot[windows].reshape(len(windows), WINDOW * LETTERS)

@@ -2,87 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..data import FloatArray, SequenceCollator, batches_by_tokens, draw_rows, label_array, read_columns
-from ..embeddings import encode_finite, factorize, join_parts, take_rows
+from ..data import (
+    FloatArray,
+    SequenceCollator,
+    draw_rows,
+    label_array,
+    read_columns,
+)
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
-from ..models import AffinityModel, build_config, in_float32
-from ..speedups import Run, halve_encoders
 from ..text import capitalize
-from ..training import encode_sequences
 from .by_kind import NearestBaseline, make_linear, predict_constant
+from .embedded import Encode, encode_as_before, pooled_features
 from .partners import find_partner, predict_by_partner
-from .ridge import SequenceFeatures, predict_group_means
+from .ridge import predict_group_means
+from .sequences import SequenceFeatures
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
-
-Encode = Callable[[str, Sequence[str]], torch.Tensor]
-
-TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
-
-
-def embed_distinct(
-    model: AffinityModel, collator: SequenceCollator, name: str, sequences: Sequence[str], *, device: torch.device
-) -> torch.Tensor:
-    """Pools embeddings of input `name`: (n, width), float32, on the CPU; in float32 where half precision overflows.
-
-    Args:
-        sequences: distinct; parts of a pair are joined by `|`.
-
-    Raises:
-        NotFiniteError: some are NaN or infinite.
-    """
-    encode = partial(encode_sequences, model, collator, name, device=device)
-    exactly = in_float32(model, name, encode)
-    table = torch.empty(len(sequences), model.embedding_sizes[name])
-    for chosen in batches_by_tokens([*map(len, sequences)], TOKENS_PER_BATCH):
-        table[torch.tensor(chosen)] = encode_finite(encode, exactly, [sequences[i] for i in chosen])[0].float()
-    return table
-
-
-def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
-    """Embeds with the encoders as they were before training: frozen ones through the cache.
-
-    Encoders compute with the kernels of the run; where it trained in half precision so do they, as far as rounding
-    allows it (`encoder_precision`).
-
-    Args:
-        trainer: of a model with one tower that trains, or more.
-        rows: training rows, of which some tell what rounding leaves.
-
-    Raises:
-        ArgumentError: an encoder's folder is gone, damaged, or holds other weights than those the model began with.
-
-    Cost: one more copy of these encoders in memory, read from where they came from.
-    """
-    specs = trainer.model.config.encoder_specs
-    device = torch.device(trainer.args.device)
-    trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
-    encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
-    towers = [
-        replace(tower, encoder=trained.index(tower.encoder))
-        for tower in trainer.model.config.tower_specs
-        if tower.encoder in trained
-    ]
-    with torch.random.fork_rng(devices=[]):  # the twin's head is drawn, and never used
-        twin: Any = AffinityModel(build_config(encoders, towers, head_sizes=[]))
-    twin.to(device)
-    twin.transform_encoders(trainer.plan.speed_up)
-    twin.attach_encoders()
-    if trainer.plan.applied("precision"):
-        halve_encoders(Run(trainer.args, twin, trainer.data_collator, rows), trainer.plan.hardware)
-    pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
-    return lambda name, given: (pretrained if name in twin.embedding_sizes else trainer.encode_distinct)(name, given)
-
 
 RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
@@ -106,8 +50,9 @@ class _Rows:
     @classmethod
     def read(cls, splits: list[Any], columns: list[str], of_rows: int, kind: LabelKind) -> _Rows:
         sequences = [[*zip(*read_columns(split, columns))] for split in splits]
+        labels = [known_labels(split) for split in splits]
         partner = find_partner(sequences[0]) if "partners" in kind.baselines else None
-        return cls(splits, columns, sequences, [known_labels(split) for split in splits], of_rows, partner)
+        return cls(splits, columns, sequences, labels, of_rows, partner)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -128,12 +73,30 @@ class Baselines:
         self.predictions[name] = predictions
         self.facts[name] = facts
 
-    def add_partners(self, name: str, features: Sequence[Any], rows: _Rows, pooled: Any, standardize: bool) -> None:
+    def add_partners(
+        self,
+        name: str,
+        features: Sequence[Any],
+        rows: _Rows,
+        pooled: Any,
+        standardize: bool,
+    ) -> None:
         """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
-        given = rows.partner, features, rows.labels[:2], rows.sequences, pooled
-        predicted = predict_by_partner(*given, standardize=standardize)
+        predicted = predict_by_partner(
+            rows.partner,
+            features,
+            rows.labels[:2],
+            rows.sequences,
+            pooled,
+            standardize=standardize,
+        )
         columns = ", ".join(rows.columns[i] for i in rows.partner.columns)
-        self.add(f"{name} per {columns}", predicted, **rows.facts, num_partners=rows.partner.num_partners)
+        self.add(
+            f"{name} per {columns}",
+            predicted,
+            **rows.facts,
+            num_partners=rows.partner.num_partners,
+        )
 
 
 def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None) -> Baselines:
@@ -163,10 +126,21 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     labels = known_labels(train)
     baselines = Baselines()
     facts = {"num_rows": len(train), **kind.constant_facts(labels)}
-    baselines.add(kind.constant_name, predict_constant(kind, labels, len(asked)), kind="constant", **facts)
+    baselines.add(
+        kind.constant_name,
+        predict_constant(kind, labels, len(asked)),
+        kind="constant",
+        **facts,
+    )
     if group_column and "groups" in kind.baselines:
         predicted, num_groups = predict_group_means(labels, train[group_column][:], asked[group_column][:])
-        baselines.add(f"mean by {group_column}", predicted, kind="group means", num_groups=num_groups, **facts)
+        baselines.add(
+            f"mean by {group_column}",
+            predicted,
+            kind="group means",
+            num_groups=num_groups,
+            **facts,
+        )
     known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
     rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
     _add_sequence_ridges(baselines, kind, rows)
@@ -180,40 +154,15 @@ def known_labels(rows: Any) -> FloatArray:
     return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
 
 
-def sample_rows(rows: Any, seed: int, num_rows: int | None = None) -> Any:
-    """Draws at most `num_rows` of a map-style split by `seed`, in their order; None: as many as a ridge sees."""
-    chosen = draw_rows(len(rows), seed, RIDGE_ROWS if num_rows is None else num_rows)
+def sample_rows(rows: Any, seed: int, num_rows: int = RIDGE_ROWS) -> Any:
+    """Draws at most `num_rows` of a map-style split by `seed`, in their order."""
+    chosen = draw_rows(len(rows), seed, num_rows)
     return rows if len(chosen) == len(rows) else rows.select(chosen)
 
 
 def columns_of(collator: SequenceCollator) -> list[str]:
     """Names of the columns that a model reads, in its order."""
     return [column for parts in collator.columns.values() for column in parts]
-
-
-def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = None) -> np.ndarray:
-    """Returns the embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
-
-    Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
-
-    `encode` makes them, of the name of an input and distinct sequences; None: the model's own encoders.
-
-    Cost: with the embedding cache a look-up; otherwise each distinct sequence is encoded once.
-    """
-    blocks = []
-    collator = trainer.data_collator
-    for name in trainer.model.embedding_sizes:
-        numbers, inputs = factorize(read_columns(dataset, collator.columns[name]), name in collator.optional_inputs)
-        sequences = [join_parts(parts) for parts in inputs]
-        by_length = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), sequences[i]))
-        values = (encode or trainer.encode_distinct)(name, [sequences[i] for i in by_length])
-        places = np.append(np.argsort(by_length), -1)  # -1, of a row that lacks the input, stays -1
-        index = torch.from_numpy(places.astype(np.int64)[numbers])
-        block = take_rows(values, index)
-        if (index < 0).any():
-            block[index < 0] = trainer.model.fill_of(name).to(block)
-        blocks.append(block.numpy())
-    return np.concatenate(blocks, axis=1)
 
 
 def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> None:
@@ -245,15 +194,22 @@ def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Row
     model = trainer.model
     encode: Encode = trainer.encode_distinct
     kind = model.config.kind
-    name = f"{model.config.kind.linear_name} on embeddings"
-    if is_trained := len(model.frozen_inputs) < len(model.embedding_sizes):
+    name = f"{kind.linear_name} on embeddings"
+    is_trained = len(model.frozen_inputs) < len(model.embedding_sizes)
+    if is_trained:
         drawn = [sample_rows(split, trainer.args.seed, most) for split, most in zip(rows.splits, PRETRAINED_ROWS)]
         rows = _Rows.read([*drawn, rows.splits[2]], rows.columns, rows.of_rows, kind)
     try:
         if is_trained:
             encode = encode_as_before(trainer, rows.splits[0])
         features = [pooled_features(trainer, split, encode) for split in rows.splits]
-    except (ArgumentError, NotFiniteError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+    except (
+        ArgumentError,
+        NotFiniteError,
+        OSError,
+        MemoryError,
+        torch.OutOfMemoryError,
+    ) as error:
         if not is_trained:
             raise
         baselines.notes.append(f"No {name} was fitted: the encoders before training cannot be used ({error}).")

@@ -15,11 +15,11 @@ from ..evaluation import FloatArray, find_shares, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .ridge import chunks, principal_axes
 
-PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
+ALPHAS = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
 MAX_VALUES = 40_000_000  # of rows times features that a baseline is fitted on
 MAX_WORK = 4_000_000_000  # rows times axes times outputs: about 0.5 s of each step on one core
 MIN_AXES = 64
-MIN_STEPS = 10  # of L-BFGS, for a penalty
+MIN_STEPS = 10  # of L-BFGS, for one alpha
 MAX_STEPS = 100
 MAX_OPERATIONS = 1e12  # of these steps
 PRIOR = 0.5  # of a row with mean features: so often each class, or 0 and 1, counts as seen beside what was
@@ -27,12 +27,17 @@ TOLERANCE = 1e-6  # of the loss: a step that gains less is the last
 
 
 def fit_logistic(
-    features: Any, labels: FloatArray, num_outputs: int, penalties: Sequence[float], *, standardize: bool = False
+    features: Any,
+    labels: FloatArray,
+    num_outputs: int,
+    alphas: Sequence[float],
+    *,
+    standardize: bool = False,
 ) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Yields the logistic regression of each penalty: of classes, or of labels that each stand alone.
+    """Yields the logistic regression of each alpha: of classes, or of labels that each stand alone.
 
     By L-BFGS along the principal axes of the features, each scaled by how much the loss curves there, from where the
-    penalty before ended. Beside the rows stands half a mean one of each class, or of 0 and 1, so that one that is rare
+    alpha before ended. Beside the rows stands half a mean one of each class, or of 0 and 1, so that one that is rare
     or missing keeps a probability. Where rows, axes and outputs are too many together, only the largest axes are
     fitted.
 
@@ -40,7 +45,7 @@ def fit_logistic(
         features: (n, d) array or memory map, any float dtype.
         labels: (n,) class numbers, or (n, k) of 0, 1 and NaN.
         num_outputs: classes, or k.
-        penalties: from the strongest on: for the mean loss plus penalty / 2 times the sum of squares of the weights of
+        alphas: from the strongest on: for the mean loss plus alpha / 2 times the sum of squares of the weights of
             the scaled features.
         standardize: as in `RidgeBaseline`.
 
@@ -50,7 +55,7 @@ def fit_logistic(
     Raises:
         DataError: a feature is not finite.
 
-    Cost: that of a ridge, and 10^12 operations for all penalties, or of each 10 steps, each half a second at most: half
+    Cost: that of a ridge, and 10^12 operations for all alphas, or of each 10 steps, each half a second at most: half
     a minute on one core.
     """
     import torch  # here, since scores need none of it
@@ -64,30 +69,36 @@ def fit_logistic(
     narrow = np.pad(axes, ((0, 0), (0, 1))).astype(np.float32)
     is_set = labels.ndim == 2
     prior = np.repeat([[0.0], [1.0]], num_outputs, axis=1) if is_set else np.arange(num_outputs)
-    parts = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
-    inputs = torch.from_numpy(np.concatenate([*parts, np.zeros((len(prior), narrow.shape[1]), np.float32)]))
+    blocks = [(chunk - mean).astype(np.float32) @ narrow for _, chunk in chunks(features)]
+    blocks.append(np.zeros((len(prior), narrow.shape[1]), np.float32))
+    inputs = torch.from_numpy(np.concatenate(blocks))
     inputs[:, -1] = 1  # of intercepts
-    targets = torch.from_numpy(np.nan_to_num(np.concatenate([labels, prior]), nan=UNKNOWN))
+    every = np.concatenate([labels, prior])
+    targets = torch.from_numpy(np.nan_to_num(every, nan=UNKNOWN))
     targets = targets.to(torch.float32 if is_set else torch.int64)
     counts = targets.ne(UNKNOWN).float()
     counts[len(labels) :] = PRIOR
     shares = find_shares(labels, None if is_set else num_outputs, PRIOR)
-    curves = torch.from_numpy(np.append(variances, 1.0)[:, None] * shares * (1 - shares))
+    squares = np.append(variances, 1.0)
+    curves = torch.from_numpy(squares[:, None] * shares * (1 - shares))
     weights = torch.zeros_like(curves)
     weights[-1] = torch.from_numpy(np.log(shares) - np.log1p(-shares) * is_set)
-    steps = int(np.clip(MAX_OPERATIONS / (4 * inputs.numel() * num_outputs * len(penalties)), MIN_STEPS, MAX_STEPS))
+    operations = 4 * inputs.numel() * num_outputs * len(alphas)
+    steps = int(np.clip(MAX_OPERATIONS / operations, MIN_STEPS, MAX_STEPS))
 
     def loss(inner: Any, scales: Any, shrink: Any) -> Any:
         losses = class_losses(inputs @ (inner * scales), targets)
-        return (losses * counts).sum() / counts.sum() + (inner.square() * shrink).sum()
+        mean_loss = (losses * counts).sum() / counts.sum()
+        return mean_loss + (inner.square() * shrink).sum()
 
-    for penalty in penalties:
-        penalized = torch.full((len(weights), 1), penalty)
-        penalized[-1] = 0
-        scales = (curves + penalized).rsqrt()
+    for alpha in alphas:
+        penalties = torch.full((len(weights), 1), alpha)
+        penalties[-1] = 0
+        scales = (curves + penalties).rsqrt()
         inner = (weights / scales).float().requires_grad_()
-        shrink = penalized * scales.square() / 2
-        _minimize(partial(loss, inner, scales.float(), shrink.float()), inner, steps)
+        shrink = penalties * scales.square() / 2
+        of_inner = partial(loss, inner, scales.float(), shrink.float())
+        _minimize(of_inner, inner, steps)
         weights = inner.detach().double() * scales
         found = axes @ weights[:-1].numpy()
         yield found, weights[-1].numpy() - mean @ found
@@ -96,7 +107,12 @@ def fit_logistic(
 def _minimize(loss: Callable[[], Any], parameter: Any, steps: int) -> None:
     from torch.optim import LBFGS
 
-    optimizer = LBFGS([parameter], max_iter=steps, tolerance_change=TOLERANCE, line_search_fn="strong_wolfe")
+    optimizer = LBFGS(
+        [parameter],
+        max_iter=steps,
+        tolerance_change=TOLERANCE,
+        line_search_fn="strong_wolfe",
+    )
 
     def evaluate() -> Any:
         optimizer.zero_grad()
@@ -117,18 +133,30 @@ class LogisticBaseline:
 
     Args:
         kind: classification or multilabel; residues of a protein are rows of a classification here.
-        penalties, standardize: as of `fit_logistic`.
+        alphas, standardize: as of `fit_logistic`.
 
-    Attributes after `fit`: `penalty`, `validation_log_loss`, `num_rows` fitted.
+    Attributes after `fit`: `alpha`, `validation_log_loss`, `num_rows` fitted.
     """
 
-    def __init__(self, kind: LabelKind, penalties: Sequence[float] = PENALTIES, *, standardize: bool = True) -> None:
+    def __init__(
+        self,
+        kind: LabelKind,
+        alphas: Sequence[float] = ALPHAS,
+        *,
+        standardize: bool = True,
+    ) -> None:
         self.kind = kind.of_rows
         self.standardize = standardize
-        self.penalties = sorted(penalties, reverse=True)
+        self.alphas = sorted(alphas, reverse=True)
 
-    def fit(self, features: Any, labels: Any, validation_features: Any, validation_labels: Any) -> LogisticBaseline:
-        """Fits, and chooses the penalty.
+    def fit(
+        self,
+        features: Any,
+        labels: Any,
+        validation_features: Any,
+        validation_labels: Any,
+    ) -> LogisticBaseline:
+        """Fits, and chooses the alpha.
 
         Args:
             features: (n, d) array or memory map, any float dtype.
@@ -139,16 +167,23 @@ class LogisticBaseline:
             DataError: a feature is not finite, or shapes do not fit.
         """
         rows = draw_rows(len(features), 0, MAX_VALUES // features.shape[1])
-        given = np.asanyarray(features)[rows], np.asarray(labels, np.float64)[rows], len(self.kind.names)
+        truth = np.asarray(labels, np.float64)
+        found = fit_logistic(
+            np.asanyarray(features)[rows],
+            truth[rows],
+            len(self.kind.names),
+            self.alphas,
+            standardize=self.standardize,
+        )
         self.num_rows = len(rows)
         self.validation_log_loss = math.inf
-        for penalty, fitted in zip(self.penalties, fit_logistic(*given, self.penalties, standardize=self.standardize)):
+        for alpha, fitted in zip(self.alphas, found):
             predicted = self._predict(validation_features, *fitted)
             loss = rows_for(self.kind, predicted, validation_labels).value("log_loss").value
             if not loss < self.validation_log_loss:
                 break
             self.fitted = fitted
-            self.penalty = penalty
+            self.alpha = alpha
             self.validation_log_loss = loss
         return self
 
@@ -162,9 +197,19 @@ class LogisticBaseline:
 
     def summary(self) -> dict[str, Any]:
         """Returns what was fitted, JSON-able; after `fit`."""
-        chosen = {"penalty": self.penalty, "validation_log_loss": self.validation_log_loss}
-        return {"kind": "logistic", "num_features": len(self.fitted[0]), "num_rows": self.num_rows, **chosen}
+        chosen = {
+            "penalty": self.alpha,
+            "validation_log_loss": self.validation_log_loss,
+        }
+        return {
+            "kind": "logistic",
+            "num_features": len(self.fitted[0]),
+            "num_rows": self.num_rows,
+            **chosen,
+        }
 
     def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
-        logits = [(chunk @ weights + intercepts).astype(np.float32) for _, chunk in chunks(np.asanyarray(features))]
-        return self.kind.to_predictions(np.concatenate([np.empty((0, len(intercepts)), np.float32), *logits]))
+        logits = [np.empty((0, len(intercepts)), np.float32)]
+        for _, chunk in chunks(np.asanyarray(features)):
+            logits.append((chunk @ weights + intercepts).astype(np.float32))
+        return self.kind.to_predictions(np.concatenate(logits))

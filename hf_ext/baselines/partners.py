@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..evaluation import FloatArray, places_of
-from .ridge import Columns, RidgeBaseline
+from .ridge import RidgeBaseline
+from .sequences import Columns
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
@@ -67,13 +68,14 @@ def predict_by_partner(
     train, validation, asked = (places_of(_keys(columns, partner.columns)) for columns in sequences)
     predicted = pooled.copy()
     for key in train.keys() & validation.keys() & asked.keys():
-        of_train = features[0][train[key]]
-        varies = np.ptp(of_train, axis=0) > 0  # a partner's own embedding is the same in all its rows
+        rows = [places[key] for places in (train, validation, asked)]
+        own = [values[chosen] for values, chosen in zip(features, rows)]
+        varies = np.ptp(own[0], axis=0) > 0  # a partner's own embedding is the same in all its rows
         varies |= not varies.any()
+        of_train, held_out, wanted = (values[:, varies] for values in own)
         ridge = RidgeBaseline(standardize=standardize)
-        held_out = features[1][validation[key]][:, varies]
-        ridge.fit(of_train[:, varies], labels[0][train[key]], held_out, labels[1][validation[key]])
-        predicted[asked[key]] = ridge.predict(features[2][asked[key]][:, varies])
+        ridge.fit(of_train, labels[0][rows[0]], held_out, labels[1][rows[1]])
+        predicted[rows[2]] = ridge.predict(wanted)
     return predicted
 
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data import draw_rows, read_columns
-from .by_kind import MAX_RESIDUES, WINDOW, predict_constant, predict_residues, window_features
+from .by_kind import (
+    MAX_RESIDUES,
+    WINDOW,
+    predict_constant,
+    predict_residues,
+    window_features,
+)
 from .fitted import Baselines, fit_baselines, sample_rows
 
 if TYPE_CHECKING:
@@ -32,19 +38,24 @@ def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str, group_co
     collator = trainer.data_collator
     seed = trainer.args.seed
     ((model_input, columns),) = collator.columns.items()
-    fitted = sample_rows(splits["train"], seed), splits["validation"]
-    known = [_read(rows, columns, collator.longest) for rows in fitted]
+    train = sample_rows(splits["train"], seed)
+    known = [_read(rows, columns, collator.longest) for rows in (train, splits["validation"])]
     asked, _ = _read(splits[name], columns, collator.longest)
     baselines = Baselines()
-    constant = predict_constant(kind, known[0][1], [*map(len, asked)])
-    baselines.add(kind.constant_name, constant, kind="constant", num_rows=len(fitted[0]))
+    _, labels = known[0]
+    lengths = [len(sequence) for sequence in asked]
+    constant = predict_constant(kind, labels, lengths)
+    baselines.add(kind.constant_name, constant, kind="constant", num_rows=len(train))
     found, facts = predict_residues(kind, known, window_features, asked, standardize=False)
-    baselines.add(f"{kind.linear_name} on {WINDOW} residues", found, **facts, window=WINDOW)
+    name = f"{kind.linear_name} on {WINDOW} residues"
+    baselines.add(name, found, **facts, window=WINDOW)
     if trainer.model.frozen_inputs:
 
         def encode(sequences: Sequence[str], residues: Any) -> np.ndarray:
             states = trainer.encode_distinct(model_input, sequences).numpy()
-            return states if residues is None else states[residues]
+            if residues is None:
+                return states
+            return states[residues]
 
         drawn = [_draw_proteins(*split, seed) for split in known]
         found, facts = predict_residues(kind, drawn, encode, asked, standardize=True)
@@ -55,14 +66,20 @@ def fit_residue_baselines(trainer: FastTrainer, splits: Any, name: str, group_co
 def _read(rows: Any, columns: list[str], longest: int | None) -> tuple[list[str], list[np.ndarray]]:
     """Reads sequences and their labels, as the encoder takes them; NaN or -100 is not known."""
     sequences = [sequence[:longest] for (sequence,) in read_columns(rows, columns)]
-    return sequences, [np.array(row[:longest], np.float64) for row in rows["label"][:]]
+    labels = [np.array(row[:longest], np.float64) for row in rows["label"][:]]
+    return sequences, labels
 
 
 def _draw_proteins(sequences: list[str], labels: list[np.ndarray], seed: int) -> tuple[list[str], list[np.ndarray]]:
     """Draws proteins with at most 50,000 residues in all, to bound the time of the encoder."""
-    share = min(1.0, MAX_RESIDUES / sum(map(len, sequences)))
-    chosen = draw_rows(len(sequences), seed, max(1, int(share * len(sequences))))
+    num_residues = sum(map(len, sequences))
+    share = min(1.0, MAX_RESIDUES / num_residues)
+    most = max(1, int(share * len(sequences)))
+    chosen = draw_rows(len(sequences), seed, most)
     return [sequences[i] for i in chosen], [labels[i] for i in chosen]
 
 
-FITTERS = {"rows": fit_baselines, "residues": fit_residue_baselines}  # by `LabelKind.counted`
+FITTERS = {
+    "rows": fit_baselines,
+    "residues": fit_residue_baselines,
+}  # by `LabelKind.counted`

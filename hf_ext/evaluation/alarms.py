@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..labels import show_names
-from ._arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
-from .metrics import MetricValue
+from .metrics.arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
+from .metrics.rows import MetricValue
 
-MIN_ROWS = 30  # below this, shares and spreads are too uncertain to raise an alarm about
+MIN_ROWS = 30  # below this, shares and standard deviations are too uncertain to raise an alarm about
 MIN_SPREAD_RATIO = 0.1
 NEAR_CONSTANT = "close to a constant"
 FEW_DISTINCT_SHARE = 0.01
@@ -40,16 +40,18 @@ def examine_numbers(predictions: Any, references: Any) -> Examined:
     measured = measured[finite]
     report = _describe(predicted, len(finite))
     of_references = _describe(measured, len(finite))
-    spread = report["std"]
-    constant = of_references["std"]
+    reference_std = of_references["std"]
     report |= {
-        "reference_std": constant,
-        "spread_ratio": spread / constant if constant else None,
+        "reference_std": reference_std,
+        "spread_ratio": report["std"] / reference_std if reference_std else None,
         "rmse": float(np.sqrt(np.mean((predicted - measured) ** 2))) if len(measured) else None,
         "looks_bfloat16": _looks_bfloat16(predicted),
     }
     alarms = {f"not finite {name}": f"{problem}." for name, problem in problems.items() if problem}
-    return report, {**alarms, **_collapse_alarms(report, len(measured), of_references["num_distinct"])}
+    return report, {
+        **alarms,
+        **_collapse_alarms(report, len(measured), of_references["num_distinct"]),
+    }
 
 
 def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
@@ -75,7 +77,11 @@ def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[
     sides = sides[finite]
     censored = float(np.mean(sides != 0)) if len(values) else None
     alarms = [*([f"{problem}."] if problem else []), *_label_alarms(values, sides)]
-    return {**_describe(values, len(column)), "censored_share": censored, "alarms": alarms}
+    return {
+        **_describe(values, len(column)),
+        "censored_share": censored,
+        "alarms": alarms,
+    }
 
 
 def unit_alarms(labels: FloatArray) -> list[str]:
@@ -166,7 +172,11 @@ def examine_probabilities(
         counted: of classes how often each is the label, and how often it is predicted.
     """
     num = len(values)
-    report: dict[str, Any] = {"n": num, "log_loss": loss.known, "reference_log_loss": constant.known}
+    report: dict[str, Any] = {
+        "n": num,
+        "log_loss": loss.known,
+        "reference_log_loss": constant.known,
+    }
     report |= {"spread_ratio": None, "num_distinct": None, "never_predicted": []}
     if loss.undefined:
         return report, {"not finite predictions": f"{loss.undefined}."}
@@ -207,7 +217,10 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
             "Spearman say little. If these are classes, give --task classification."
         ]
     alarms = unit_alarms(values)
-    for value, sign, kind in ((distinct[0], "<=", "lowest"), (distinct[-1], ">=", "highest")):
+    for value, sign, kind in (
+        (distinct[0], "<=", "lowest"),
+        (distinct[-1], ">=", "highest"),
+    ):
         # Rows that already say which side the truth lies on are handled; the rest pretend to be exact.
         num = int(np.count_nonzero((values == value) & (sides == 0)))
         if num >= BLOCK_SHARE * len(values):
@@ -220,7 +233,7 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
 
 
 def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
-    """Describes range, spread and ties of the finite ones of `num_rows` numbers; None where there are none."""
+    """Describes range, std and ties of the finite ones of `num_rows` numbers; None where there are none."""
     if not len(values):
         nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
         return {**nothing, "n": num_rows, "num_distinct": 0}

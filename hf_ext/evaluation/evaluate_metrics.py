@@ -11,7 +11,7 @@ import datasets
 import evaluate
 
 from ..errors import ArgumentError
-from .metrics import DEFAULT_THRESHOLD, GROUP_METRIC, score_names
+from .metrics.rows import DEFAULT_THRESHOLD, GROUP_METRIC, score_names
 from .scores import score_predictions
 
 METRIC_NAMES = score_names(DEFAULT_THRESHOLD, has_groups=True)
@@ -50,14 +50,18 @@ class RegressionMetric(evaluate.Metric):
         )
 
     def _compute(
-        self, predictions: Any, references: Any, groups: Sequence[Any] | None = None, threshold: float | None = None
+        self,
+        predictions: Any,
+        references: Any,
+        groups: Sequence[Any] | None = None,
+        threshold: float | None = None,
     ) -> dict[str, Any]:
         name = self.config_name
         if name == GROUP_METRIC and groups is None:
             raise ArgumentError(f"{name}: groups=None; one group name per row is needed.")
         at = self.threshold if threshold is None else threshold
         given = groups if name == GROUP_METRIC else None
-        score = score_predictions(predictions, references, groups=given, threshold=at, num_resamples=0)[name]
+        score = score_predictions(predictions, references, group_names=given, threshold=at, num_resamples=0)[name]
         if score["undefined"]:
             return {name: math.nan, f"{name}_undefined": score["undefined"]}
         return {name: score["value"]}

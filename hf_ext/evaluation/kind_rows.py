@@ -9,14 +9,15 @@ import numpy as np
 
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Outputs
-from ._arrays import Array, FloatArray, IntArray, to_numpy
 from .alarms import Examined
-from .class_metrics import find_shares
-from .metrics import Rows
+from .metrics.arrays import Array, FloatArray, IntArray, to_numpy
+from .metrics.classes import find_shares
+from .metrics.rows import Rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Names = tuple[str, ...]  # of metrics
 MAX_SHOWN = 6  # metrics on a screen
 
 
@@ -56,13 +57,13 @@ class KindRows:
     decides: ClassVar[str]
     chooses: ClassVar[str]
     by_loss: ClassVar[Mapping[str, str]] = {}
-    means: ClassVar[tuple[str, ...]] = ()
-    of_threshold: ClassVar[tuple[str, ...]] = ()
-    of_hits: ClassVar[tuple[str, ...]] = ()
-    of_groups: ClassVar[tuple[str, ...]] = ()
-    more_logged: ClassVar[tuple[str, ...]] = ()
-    more_compared: ClassVar[tuple[str, ...]] = ()
-    first: ClassVar[tuple[str, ...]] = ()
+    means: ClassVar[Names] = ()
+    of_threshold: ClassVar[Names] = ()
+    of_hits: ClassVar[Names] = ()
+    of_groups: ClassVar[Names] = ()
+    more_logged: ClassVar[Names] = ()
+    more_compared: ClassVar[Names] = ()
+    first: ClassVar[Names] = ()
     orders: ClassVar[str] = ""
     chance: ClassVar[str] = ""
     beats_constant: ClassVar[str] = ""
@@ -72,21 +73,21 @@ class KindRows:
         self.threshold = threshold
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         """Returns the metrics that rows are scored by."""
         raise NotImplementedError
 
     @property
-    def logged(self) -> tuple[str, ...]:
+    def logged(self) -> Names:
         """Returns what an evaluation logs, beside the loss."""
         return (*self.names, *self.more_logged)
 
     @property
-    def compared(self) -> tuple[str, ...]:
+    def compared(self) -> Names:
         """Returns the metrics in which two models may be compared."""
         return (*self.names, *self.more_compared)
 
-    def scored(self, has_groups: bool) -> tuple[str, ...]:
+    def scored(self, has_groups: bool) -> Names:
         """Returns the metrics of final scores, with groups or without."""
         return (*self.names, *self.of_groups) if has_groups else self.names
 

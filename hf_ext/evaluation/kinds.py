@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +11,23 @@ from numpy.typing import NDArray
 from .. import labels
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Number, Outputs
-from ._arrays import Array, FloatArray, IntArray
 from .alarms import Examined, examine_probabilities
-from .class_metrics import (
+from .kind_rows import KindRows, Known, Names
+from .metrics.arrays import Array, FloatArray, IntArray
+from .metrics.classes import (
     CLASS_METRICS,
     MULTILABEL_METRICS,
     TWO_CLASS_METRICS,
     Classification,
     Multilabel,
 )
-from .kind_rows import KindRows, Known
-from .metrics import Rows
-from .number_metrics import NumberRows, NumbersRows, ResidueNumberRows
+from .metrics.rows import (
+    Rows,
+)
+from .number_kinds import NumberRows, NumbersRows, ResidueNumberRows
+
+if TYPE_CHECKING:
+    pass
 
 
 class NameRows(KindRows):
@@ -35,7 +40,12 @@ class NameRows(KindRows):
         values = known.values
         truth = known.truth
         shares = self.constant(truth)
-        everywhere = Known(np.broadcast_to(shares, values.shape), truth, np.arange(len(truth)), len(truth))
+        everywhere = Known(
+            np.broadcast_to(shares, values.shape),
+            truth,
+            np.arange(len(truth)),
+            len(truth),
+        )
         loss, constant = (self.make_rows(each).value("log_loss") for each in (known, everywhere))
         return examine_probabilities(self.kind.names, values, shares, loss, constant, self.count(values, truth))
 
@@ -47,7 +57,11 @@ class NameRows(KindRows):
         found = {}
         counted = (one.tolist() for one in self.count_hits(predictions, labels, labels != UNKNOWN))
         for name, num, of_called, hits in zip(self.kind.names, *counted):
-            shares = {"precision": (hits, of_called), "recall": (hits, num), "f1": (2 * hits, num + of_called)}
+            shares = {
+                "precision": (hits, of_called),
+                "recall": (hits, num),
+                "f1": (2 * hits, num + of_called),
+            }
             found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
         return found
 
@@ -63,11 +77,20 @@ class ClassRows(NameRows):
     means = ("log_loss", "accuracy")
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (*CLASS_METRICS, *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()))
+    def names(self) -> Names:
+        return (
+            *CLASS_METRICS,
+            *(TWO_CLASS_METRICS if len(self.kind.names) == 2 else ()),
+        )
 
     def make_rows(self, known: Known) -> Rows:
-        return Classification(known.values, known.truth.astype(np.int64), self.kind.names, known.row, known.num_rows)
+        return Classification(
+            known.values,
+            known.truth.astype(np.int64),
+            self.kind.names,
+            known.row,
+            known.num_rows,
+        )
 
     def check(self, truth: FloatArray, row: IntArray) -> None:
         num = len(self.kind.names)
@@ -128,7 +151,11 @@ def metrics_of(kind: LabelKind | None, threshold: float | None = None) -> KindRo
 
 
 def rows_for(
-    kind: LabelKind | None, predictions: Outputs, labels: Outputs, threshold: float | None = None, metric: str = "rmse"
+    kind: LabelKind | None,
+    predictions: Outputs,
+    labels: Outputs,
+    threshold: float | None = None,
+    metric: str = "rmse",
 ) -> Rows:
     """Returns the rows of a kind, which know their metrics.
 

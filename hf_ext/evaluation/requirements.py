@@ -13,7 +13,7 @@ from ..errors import ArgumentError, RequirementsFailed
 from ..labels import NUMBER
 from ..reporting import REQUIRED_HEADERS, required_rows
 from ..text import format_cell, format_table, is_finite, less_is_better
-from .metrics import THRESHOLD_METRICS
+from .metrics.rows import THRESHOLD_METRICS
 
 # A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and
 # not passed, where it is NaN), `passed`.
@@ -84,7 +84,15 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
             ends = [entry.get(end) for end in ("low", "high")]
             actual += f" [{', '.join(map(format_cell, ends))}]" if all(map(is_finite, ends)) else ""
         expected = one.text.removeprefix(one.metric).strip()
-        checked.append({"metric": one.metric, "expected": expected, "actual": actual, "value": value, "passed": passed})
+        checked.append(
+            {
+                "metric": one.metric,
+                "expected": expected,
+                "actual": actual,
+                "value": value,
+                "passed": passed,
+            }
+        )
     return checked
 
 

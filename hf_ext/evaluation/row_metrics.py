@@ -12,10 +12,18 @@ import numpy as np
 from ..data import column_names, has_numbered_rows, read_columns
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number
-from ._arrays import Array, FloatArray, IntArray, as_column, as_groups, count_not_finite, to_numpy
 from .kind_rows import KindRows
 from .kinds import metrics_of
-from .metrics import THRESHOLD_METRICS, Rows
+from .metrics.arrays import (
+    Array,
+    FloatArray,
+    IntArray,
+    as_column,
+    as_groups,
+    count_not_finite,
+    to_numpy,
+)
+from .metrics.rows import THRESHOLD_METRICS, Rows
 
 LABEL_COLUMNS = ("label", "labels")
 
@@ -153,7 +161,13 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
 
 
-def choose_subset(labels: Any, groups: Sequence[Any] | None = None, *, size: int | float, seed: int = 42) -> IntArray:
+def choose_subset(
+    labels: Any,
+    groups: Sequence[Any] | None = None,
+    *,
+    size: int | float,
+    seed: int = 42,
+) -> IntArray:
     """Chooses rows that stand for all of them; the same labels, groups, size and seed give the same rows.
 
     A systematic sample: rows are put in order by group, within it by label, equal ones at random, and from a random

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._arrays import FloatArray, as_column, as_pair
+from .comparison import PairedComparison, check_comparison, compare_rows
 from .kinds import rows_for
-from .metrics import DEFAULT_THRESHOLD, THRESHOLD_METRICS, Rows
-from .scores import PairedComparison, check_comparison, compare_rows
+from .metrics.arrays import FloatArray, as_column, as_pair
+from .metrics.rows import DEFAULT_THRESHOLD, THRESHOLD_METRICS, Rows
 
 Verdict = Literal["improved", "undecided", "no improvement"]
 
@@ -38,7 +38,10 @@ class StoppingDecision:
     def as_dict(self) -> dict[str, Any]:
         """Returns the decision with its intervals, JSON-able."""
         both = {name: getattr(self, name) for name in ("against_best", "against_recent")}
-        return {**vars(self), **{name: one and one.as_dict() for name, one in both.items()}}
+        return {
+            **vars(self),
+            **{name: one and one.as_dict() for name, one in both.items()},
+        }
 
 
 class StoppingRule:
@@ -50,9 +53,9 @@ class StoppingRule:
     * "improved": the interval of the improvement over the best lies above 0. The current model is the new best, and
       counting restarts.
     * "no improvement": one of the two intervals lies at or below `min_delta`, so that an improvement worth having is
-      excluded: the model is worse than the best, or its predictions have settled.
+      excluded: the model is worse than the best, or its predictions have converged.
     * "undecided": neither, or a score has no value (constant predictions, a NaN), or recall or F1 is 0: a model that
-      calls nothing a binder yet has not settled. Counting restarts: training goes on.
+      calls nothing a binder yet has not converged. Counting restarts: training goes on.
 
     After `patience` evaluations in a row without improvement `should_stop` is set, in warm-up never. The best is
     replaced only by a model that is certainly better, because the highest of many noisy scores is mostly luck, and
@@ -130,13 +133,13 @@ class StoppingRule:
             if len(self._recent) == self.patience:
                 recent = self._compare(self._recent[0], predicted)
             self._recent = [*self._recent, predicted][-self.patience :]
-        has_settled = not best.undefined and not (self.metric in ("recall", "f1") and best.after == 0)
+        has_converged = not best.undefined and not (self.metric in ("recall", "f1") and best.after == 0)
         verdict: Verdict = "undecided"
         if not best.undefined and (is_first or best.is_better):
             verdict = "improved"
             self.best_predictions = predicted
             self.best_step = step
-        elif has_settled and any(one and one.excludes_improvement(self.min_delta) for one in (best, recent)):
+        elif has_converged and any(one and one.excludes_improvement(self.min_delta) for one in (best, recent)):
             verdict = "no improvement"
         is_warmup = step <= self.warmup_steps
         is_counted = verdict == "no improvement" and not is_warmup

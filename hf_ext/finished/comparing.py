@@ -16,17 +16,17 @@ from ..data import REJECTED_FILE, SOURCE_ROW, SPLIT_CLUSTER, DataArguments, labe
 from ..errors import ArgumentError, DataError
 from ..evaluation import (
     Requirement,
-    ResamplingUnits,
+    ResamplingGroups,
     check_requirements,
     collapse_report,
     compare_paired,
     describe_failed,
     format_checked,
+    group_facts,
     judge_pair,
-    unit_facts,
 )
 from ..labels import LABEL, LabelKind
-from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_units, find_kind, scored_names
+from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, find_kind, scored_names
 from ..reporting import read_run
 from ..text import format_table, units
 
@@ -42,8 +42,8 @@ class LabelledRows:
         kind: of the labels.
         source: where they are from, as a reader knows it.
         threshold: label units; None leaves recall and its like out.
-        groups: (n,), of each row, or None.
-        units: what intervals resample; None: rows.
+        group_names: (n,), of each row, or None.
+        groups: what intervals resample; None: rows.
         notes: sentences about the rows.
     """
 
@@ -51,8 +51,8 @@ class LabelledRows:
     kind: LabelKind
     source: str
     threshold: float | None
-    groups: list[Any] | None
-    units: ResamplingUnits | None
+    group_names: list[Any] | None
+    groups: ResamplingGroups | None
     notes: list[str]
 
     @property
@@ -81,13 +81,13 @@ def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind 
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)
-    groups = table[args.group_column][:] if args.group_column else None
+    group_names = table[args.group_column][:] if args.group_column else None
     notes = [*report["warnings"], *report["notes"], "Whether a model was trained on these rows is not looked at."]
-    return LabelledRows(table, loaded.kind, args.dataset_name, threshold, groups, None, notes)
+    return LabelledRows(table, loaded.kind, args.dataset_name, threshold, group_names, None, notes)
 
 
 def load_test(folder: str, args: DataArguments, settings: Any, explicit: Container[str]) -> LabelledRows:
-    """Loads the test rows of a run, as its `predictions.csv` lists them, with threshold, groups and resampled units.
+    """Loads the test rows of a run, as its `predictions.csv` lists them, with threshold, groups and resampled groups.
 
     Args:
         folder: of a run of `hf-ext train`.
@@ -135,11 +135,11 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     resampled = None
     if by:
         is_cluster = by == "cluster" and SPLIT_CLUSTER in columns
-        resampled = ResamplingUnits.of(by, columns[SPLIT_CLUSTER if is_cluster else by])
-    groups = columns[args.group_column] if args.group_column else None
+        resampled = ResamplingGroups.of(by, columns[SPLIT_CLUSTER if is_cluster else by])
+    group_names = columns[args.group_column] if args.group_column else None
     source = f"test rows of {run.folder}"
     threshold = settings.binder_threshold
-    return LabelledRows(table, kind, source, threshold, groups, resampled, describe_units(resampled))
+    return LabelledRows(table, kind, source, threshold, group_names, resampled, describe_groups(resampled))
 
 
 def compare(
@@ -173,8 +173,8 @@ def compare(
     labels = rows.labels
     bounds = read_bounds(rows.table)
     kind = rows.kind
-    compared = Compared(predictions, labels, kind, rows.threshold, seed, rows.units)
-    scores = compared.score(rows.groups)
+    compared = Compared(predictions, labels, kind, rows.threshold, seed, rows.groups)
+    scores = compared.score(rows.group_names)
     options = compared.options
 
     def differ(after: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def compare(
         "task": "evaluation",
         "rows": rows.source,
         "num_rows": len(labels),
-        **unit_facts(rows.units, len(labels)),
+        **group_facts(rows.groups, len(labels)),
         "threshold": rows.threshold,
         "label_kind": kind.state(),
         "scores": scores,

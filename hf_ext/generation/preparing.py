@@ -21,7 +21,7 @@ from ..data import (
     local_files,
 )
 from ..errors import ArgumentError, DataError
-from ..evaluation import ResamplingUnits
+from ..evaluation import ResamplingGroups
 from ..property import check_splits
 from ..text import format_cell
 from .arguments import GeneratorArguments
@@ -79,7 +79,7 @@ class PairData:
         values = self.affinities(split)
         return self.antibodies(split).select(chosen), None if values is None else [values[row] for row in chosen]
 
-    def find_units(self, antigens: Sequence[str]) -> ResamplingUnits:
+    def find_groups(self, antigens: Sequence[str]) -> ResamplingGroups:
         """Returns what the intervals of rows with these test antigens resample.
 
         The group or the clusters of the split, else `group_column`, where each antigen belongs to one alone; else each
@@ -95,8 +95,8 @@ class PairData:
             group_of = dict(pairs)
             if len(pairs) == len(group_of):
                 name = "cluster" if column == SPLIT_CLUSTER else column
-                return ResamplingUnits.of(name, [group_of[antigen] for antigen in antigens])
-        return ResamplingUnits.of("antigen", antigens)
+                return ResamplingGroups.of(name, [group_of[antigen] for antigen in antigens])
+        return ResamplingGroups.of("antigen", antigens)
 
 
 def resolve_columns(args: GeneratorArguments, data_args: DataArguments, explicit: Collection[str]) -> None:

@@ -14,15 +14,15 @@ from ..data import STANDARD, AntibodyPair
 from ..evaluation import (
     MetricValue,
     PairedComparison,
-    ResamplingUnits,
+    ResamplingGroups,
     Score,
     as_column,
     as_pair,
-    check_units,
+    check_groups,
     compare_paired,
+    group_facts,
     make_score,
     score_mean,
-    unit_facts,
 )
 
 CHAINS = ("heavy", "light")
@@ -95,50 +95,50 @@ class Sampling:
     """How intervals are drawn.
 
     Attributes:
-        units: rows that were held out together (an antigen, or its cluster), row by row as what is scored.
+        groups: rows that were held out together (an antigen, or its cluster), row by row as what is scored.
         num_resamples: 2 or more.
         seed: of the draws, 0 or more.
     """
 
-    units: ResamplingUnits
+    groups: ResamplingGroups
     num_resamples: int = 1000
     seed: int = 0
 
     def of_rows(self, chosen: np.ndarray) -> dict[str, Any]:
         """Returns what functions of `evaluation` take to draw intervals of some rows, (n,) bool."""
-        units = self.units.select(chosen)
-        return {"units": units, "num_resamples": self.num_resamples, "seed": self.seed, "confidence": CONFIDENCE}
+        groups = self.groups.select(chosen)
+        return {"groups": groups, "num_resamples": self.num_resamples, "seed": self.seed, "confidence": CONFIDENCE}
 
 
 def mean_score(values: Any, sampling: Sampling) -> Score:
-    """Averages rows, with the interval of further units.
+    """Averages rows, with the interval of further groups.
 
     Rows without a value (NaN) are left out, and `n` does not count them. A share that is 0 or 1 in all rows has the
-    exact binomial interval of as many tries as there are effective units: resamples of it would all be the same.
+    exact binomial interval of as many tries as there are effective groups: resamples of it would all be the same.
 
     Args:
         values: (n,) numbers, or bool for a share.
-        sampling: its units are those of these n rows.
+        sampling: its groups are those of these n rows.
 
     Raises:
-        DataError: units of another number of rows.
+        DataError: groups of another number of rows.
 
     Cost: 60 ns per drawn row.
     """
     is_share = np.asarray(values).dtype == bool
     column = as_column(values, "values")
-    check_units(sampling.units, len(column))
+    check_groups(sampling.groups, len(column))
     has_value = ~np.isnan(column)
     drawn = sampling.of_rows(has_value)
     if not has_value.any():
-        return make_score(MetricValue(math.nan, "no row has a value"), np.empty(0), 0, CONFIDENCE, drawn["units"])
+        return make_score(MetricValue(math.nan, "no row has a value"), np.empty(0), 0, CONFIDENCE, drawn["groups"])
     column = column[has_value]
-    return score_mean(column == 1 if is_share else column, are_rows_units=True, **drawn)
+    return score_mean(column == 1 if is_share else column, are_rows_groups=True, **drawn)
 
 
-def of_units(score: Score, units: ResamplingUnits) -> Score:
-    """Scores by units of one row each, which are taken for rows elsewhere and trusted however few: here for units."""
-    return {**score, **unit_facts(units, score["n"]), "is_trusted": units.are_enough}
+def by_groups(score: Score, groups: ResamplingGroups) -> Score:
+    """Scores by groups of one row each, which are taken for rows elsewhere and trusted however few: here for groups."""
+    return {**score, **group_facts(groups, score["n"]), "is_trusted": groups.are_enough}
 
 
 def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any = None) -> PairedComparison:
@@ -146,7 +146,7 @@ def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any =
 
     Args:
         before, after: (n,) numbers of which more is better. Rows where either has no value (NaN) are left out of both.
-        sampling: its units are those of these n rows.
+        sampling: its groups are those of these n rows.
         num_tokens: (n,) tokens of each row; then `before` and `after` are summed losses, and less per token is better.
 
     Raises:
@@ -155,14 +155,14 @@ def compare_means(before: Any, after: Any, sampling: Sampling, num_tokens: Any =
     Cost: as `compare_paired`.
     """
     earlier, later = as_pair(before, after)
-    check_units(sampling.units, len(earlier))
+    check_groups(sampling.groups, len(earlier))
     has_both = ~(np.isnan(earlier) | np.isnan(later))
     drawn = sampling.of_rows(has_both)
     weights = np.ones(len(earlier)) if num_tokens is None else as_column(num_tokens, "num_tokens")
     metric = "accuracy" if num_tokens is None else "token_loss"
     compared = compare_paired(weights[has_both], earlier[has_both], later[has_both], metric, **drawn)
-    # It takes units of one row each for rows, which it trusts however few they are; here they are antigens.
-    return replace(compared, **unit_facts(drawn["units"], compared.n))
+    # It takes groups of one row each for rows, which it trusts however few they are; here they are antigens.
+    return replace(compared, **group_facts(drawn["groups"], compared.n))
 
 
 # --- validity: by form, and by the pattern of conserved residues ------------------------------------------------------

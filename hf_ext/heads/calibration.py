@@ -13,7 +13,10 @@ from ..labels import UNKNOWN
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
-LIMITS = (0.25, 10.0)  # a few rows that are all right would ask for ever less, and for certainty
+LIMITS = (
+    0.25,
+    10.0,
+)  # a few rows that are all right would ask for ever less, and for certainty
 LEAST = 1e-4  # of the log loss, in nats: below it 1 stays
 
 

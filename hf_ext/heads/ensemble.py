@@ -3,144 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.utils import CONFIG_NAME
 
 from ..baselines import pooled_features
 from ..data import draw_rows, label_array
-from ..errors import ArgumentError, DataError
-from ..evaluation import metrics_of
-from ..labels import LabelKind
+from ..errors import DataError
 from ..models import (
     DIRECTIONS,
     FEATURES,
-    ONE_LAYER,
-    AffinityConfig,
-    Head,
     HeadEnsemble,
-    ModelArguments,
     NetworkStack,
     principal_directions,
 )
-from ..pretrained import reading
 from ..text import format_cell, format_table, seconds
-from ..training_args import FastTrainingArguments
 from .members import fit_members
 from .objectives import OBJECTIVES, FloatArray, Objective
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
-AUTO: Head = "auto"
-PLAIN: Head = "mlp"
-ONE_LAYER_SIZE = 64
-SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
-DROPOUT = 0.1  # of these
 # Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
 # beside these, in features.
 FOLDED_COST = 2_500_000
 STEP_COST = 1_000
 OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
-NUM_PARTS = 4  # of training, beside validation
+NUM_FOLDS = 4  # of training, beside validation
 NUM_PICKS = 50  # of members, with replacement
-NOISE = 0.3  # over the square root of held-out rows: by which part an error may be below the constant's by chance
+NOISE = 0.3  # over the square root of held-out rows: by which share an error may be below the constant's by chance
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
 MEMBER_HEADERS = ["head", "error", "weight"]
 
-Units = Sequence[Sequence[Any]] | None  # by split, then by row
-
-
-def resolve_head(
-    args: ModelArguments,
-    training: FastTrainingArguments,
-    explicit: Collection[str],
-    is_stream: bool,
-    kind: LabelKind,
-) -> str:
-    """Resolves what `--head` and `--head_sizes` mean before a model is built; `args.head` is "auto" if heads are mixed.
-
-    Args:
-        args: as parsed, towers resolved; changed in place.
-        training: of the run.
-        explicit: names of the arguments that the user set.
-        is_stream: whether rows are.
-        kind: of the labels.
-
-    Returns:
-        Why a single network is trained although `--head auto` was meant; else "".
-
-    Raises:
-        ArgumentError: `--head auto` with sizes.
-    """
-    if args.head in ONE_LAYER and "head_sizes" not in explicit:
-        args.head_sizes = [ONE_LAYER_SIZE]
-    if args.head != AUTO:
-        return ""
-    if "head_sizes" in explicit:
-        if "head" in explicit:
-            raise ArgumentError(
-                "--head auto has sizes of its own: leave --head_sizes out, or give --head mlp (product, gated) with it."
-            )
-        args.head = PLAIN
-        return "Head: one mlp, as --head_sizes asks for; without it, several heads are mixed (--head auto)."
-    if args.init_head_from:
-        _take_head_of(args, Path(args.init_head_from))
-        return f"Head: one {args.head}, begun from the network of {args.init_head_from}; it is not mixed with others."
-    if reason := _why_single(args, training, is_stream, kind):
-        args.head = PLAIN
-        return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
-    args.head_sizes = [*SIZES]
-    if "head_dropout" not in explicit:
-        args.head_dropout = DROPOUT
-    if args.stock_trainer:
-        args.head = PLAIN
-        return "Head: one mlp 256-64, which --head auto trains too; stock Trainer mixes it with no others."
-    return ""
-
-
-def _take_head_of(args: ModelArguments, folder: Path) -> None:
-    """Takes the form of a trained network; `carry_head` names what is wrong with a folder that has none."""
-    args.head = PLAIN
-    if found := read_config_of(folder):
-        config = AffinityConfig.from_dict(found)
-        args.head = cast(Head, config.head_form or PLAIN)
-        args.head_sizes = list(config.head_sizes or [])
-        args.head_dropout = config.head_dropout
-
-
-def read_config_of(folder: Path) -> dict[str, Any]:
-    """Reads the `AffinityConfig` in a folder; nothing where there is none."""
-    with reading(f"Model {folder} cannot be loaded", folder, "Copy it, or download it, again."):
-        found = AffinityConfig.get_config_dict(folder)[0] if (folder / CONFIG_NAME).is_file() else {}
-    return found if found.get("model_type") == AffinityConfig.model_type else {}
-
-
-def _why_single(args: ModelArguments, training: FastTrainingArguments, is_stream: bool, kind: LabelKind) -> str | None:
-    metric = str(training.metric_for_best_model).removeprefix("eval_")
-    if kind.why_one_head:
-        return kind.why_one_head
-    if args.loss != "mse":
-        return f"they are fitted by least squares, not by --loss {args.loss}"
-    if metric in metrics_of(kind).of_hits:
-        return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
-    return why_not_fitted(args, training, is_stream)
-
-
-def why_not_fitted(args: ModelArguments, training: Any, is_stream: bool) -> str | None:
-    """Returns why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
-    if {*args.tower_training} - {"frozen"}:
-        return "here encoders train"
-    if is_stream:
-        return "here rows are a stream"
-    return f"here are {training.world_size} processes" if training.world_size > 1 else None
+Groups = Sequence[Sequence[Any]] | None  # by split, then by row
 
 
 @dataclass(frozen=True)
@@ -152,12 +52,12 @@ class Fitted:
     predicted: FloatArray | None
 
 
-def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) -> Fitted:
+def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
-    Members: ridge or logistic regressions of several penalties on the features and on their principal directions and
+    Members: ridge or logistic regressions of several alphas on the features and on their principal directions and
     products; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
-    and predicts them; of small sets also without each of four parts of training. Weights are those of greedy selection
+    and predicts them; of small sets also without each of four folds of training. Weights are those of greedy selection
     with replacement (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these
     predictions, the RMSE or the log loss of mixed probabilities, and members of all folds are averaged. A label that is
     a bound is taken for a value.
@@ -165,7 +65,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
         splits: map-style train and validation.
-        units: of each training and each validation row what was held out together: no fold cuts one. None: rows.
+        groups: of each training and each validation row what was held out together: no fold cuts one. None: rows.
 
     Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
     320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
@@ -179,16 +79,16 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) 
     drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
     if len(drawn) < len(train):
         train = train.select(drawn)
-        units = units and [[units[0][i] for i in drawn], units[1]]
+        groups = groups and [[groups[0][i] for i in drawn], groups[1]]
     labels = np.concatenate([label_array(train), label_array(validation)])
     kind = config.kind
     objective = OBJECTIVES[kind.linear_name](labels, len(kind.names))
     cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
-    parts = make_parts(len(train), len(validation), cost, units, args.seed)
-    rows = np.concatenate(parts)
+    folds = make_folds(len(train), len(validation), cost, groups, args.seed)
+    rows = np.concatenate(folds)
     ensemble, views = _read_views(trainer, train, validation, objective)
-    members = fit_members(ensemble, views, objective, parts, config.head_sizes, config.head_dropout, args)
-    every = np.stack([member.judged for member in members])
+    members = fit_members(ensemble, views, objective, folds, config.head_sizes, config.head_dropout, args)
+    every = np.stack([member.scored for member in members])
     weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
     for member, weight in zip(members, weights.tolist()):
         if weight > 0 and isinstance(member.fitted, NetworkStack):
@@ -203,11 +103,11 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], units: Units) 
         "members": [{"name": one.name, "error": its, "weight": weight} for one, its, weight in described],
         "error": error,
         "measure": objective.measure,
-        "num_folds": len(parts),
+        "num_folds": len(folds),
         "num_held_out": len(rows),
         "seconds": time.perf_counter() - began,
     }
-    return Fitted(facts, objective.predicted(mixed[: len(validation)]))
+    return Fitted(facts, mixed[: len(validation)] if objective.link == "identity" else None)
 
 
 def _read_views(
@@ -231,47 +131,47 @@ def _read_views(
     return ensemble, {FEATURES: features, DIRECTIONS: directions}
 
 
-def make_parts(
-    num_train: int, num_validation: int, width: float | None, units: Units, seed: int
+def make_folds(
+    num_train: int, num_validation: int, width: float | None, groups: Groups, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Makes folds: row numbers, training rows first, of the validation rows, then of parts of training.
+    """Makes folds: row numbers, training rows first, of the validation rows, then of training.
 
-    The validation rows alone where parts of rows of this `width` cost too much; None: parts in any case.
+    The validation rows alone where folds of rows of this `width` cost too much; None: folds in any case.
     """
-    parts = [np.arange(num_train, num_train + num_validation)]
+    folds = [np.arange(num_train, num_train + num_validation)]
     if width is not None and (num_train + num_validation) * (width + STEP_COST) > FOLDED_COST:
-        return parts
-    unit = np.arange(num_train) if units is None else np.unique(np.asarray(units[0]), return_inverse=True)[1]
-    place = np.random.default_rng(seed).permutation(int(unit.max()) + 1)
-    further = [np.flatnonzero(place[unit] % NUM_PARTS == part) for part in range(NUM_PARTS)]
-    return [*parts, *(part for part in further if 0 < len(part) < num_train)]
+        return folds
+    group = np.arange(num_train) if groups is None else np.unique(np.asarray(groups[0]), return_inverse=True)[1]
+    place = np.random.default_rng(seed).permutation(int(group.max()) + 1)
+    further = [np.flatnonzero(place[group] % NUM_FOLDS == fold) for fold in range(NUM_FOLDS)]
+    return [*folds, *(fold for fold in further if 0 < len(fold) < num_train)]
 
 
-def choose_weights(judged: FloatArray, errors: Callable[[FloatArray], FloatArray], num_rows: int) -> FloatArray:
+def choose_weights(scored: FloatArray, errors: Callable[[FloatArray], FloatArray], num_rows: int) -> FloatArray:
     """Chooses weights of members, (m,), whose mean has the smallest error.
 
     Of the first, a constant, if chance explains it.
 
     Args:
-        judged: (m, entries), of unseen rows.
+        scored: (m, entries), of unseen rows.
         errors: of m members, (m, entries) -> (m,).
         num_rows: that are not seen.
     """
-    counts = np.zeros(len(judged))
-    best = np.zeros(len(judged))
+    counts = np.zeros(len(scored))
+    best = np.zeros(len(scored))
     lowest = np.inf
-    total = np.zeros(judged.shape[1])
+    total = np.zeros(scored.shape[1])
     for num_picks in range(1, NUM_PICKS + 1):
-        found = errors((total + judged) / num_picks)
+        found = errors((total + scored) / num_picks)
         chosen = found.argmin()
         counts[chosen] += 1
-        total += judged[chosen]
+        total += scored[chosen]
         if found[chosen] < lowest:
             best = counts / num_picks
             lowest = found[chosen]
-    constant = errors(judged[:1])[0]
+    constant = errors(scored[:1])[0]
     gain = 1 - lowest / constant if constant > 0 else 0.0
-    return best if gain > NOISE / np.sqrt(num_rows) else np.eye(len(judged))[0]
+    return best if gain > NOISE / np.sqrt(num_rows) else np.eye(len(scored))[0]
 
 
 def member_rows(facts: Mapping[str, Any]) -> list[list[str]]:

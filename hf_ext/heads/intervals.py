@@ -12,9 +12,9 @@ from ..data import label_array, read_bounds
 from ..errors import ArgumentError, DataError
 from ..evaluation import (
     FloatArray,
-    ResamplingUnits,
+    ResamplingGroups,
     as_column,
-    check_units,
+    check_groups,
     count_not_finite,
     score_mean,
     unpack_labelled,
@@ -26,11 +26,18 @@ if TYPE_CHECKING:
 
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
 ROUNDING = 1e-9  # of sums of weights
-SHOWN = (0.9, 0.8, 0.5)  # levels of which the first that there is has its coverage measured
+SHOWN = (
+    0.9,
+    0.8,
+    0.5,
+)  # levels of which the first that there is has its coverage measured
 
 
 def fit_intervals(
-    trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predicted: Any = None
+    trainer: FastTrainer,
+    rows: Any,
+    groups: ResamplingGroups | None,
+    predicted: Any = None,
 ) -> dict[str, Any]:
     """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
 
@@ -41,7 +48,7 @@ def fit_intervals(
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
         rows: of validation.
-        units: of these rows, from `find_units`: then intervals are for a row of a further unit.
+        groups: of these rows, from `find_groups`: then intervals are for a row of a further group.
         predicted: (n,) of an ensemble, by members that were not fitted on these rows; None: the model's own.
 
     Returns:
@@ -49,11 +56,11 @@ def fit_intervals(
 
     Cost: a pass over the validation rows.
     """
-    stored = trainer.model.config.prediction_intervals = _fit(trainer, rows, units, predicted)
+    stored = trainer.model.config.prediction_intervals = _fit(trainer, rows, groups, predicted)
     return stored
 
 
-def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predicted: Any) -> dict[str, Any]:
+def _fit(trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any) -> dict[str, Any]:
     if reason := trainer.model.config.kind.why_no_intervals:
         return {"reason": reason}
     if trainer.model.config.loss == "ranking":
@@ -61,7 +68,7 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
     if not hasattr(rows, "__len__"):
         return {"reason": "validation rows were a stream, and what was held out together is not known"}
     bounds = _bounds(rows)
-    units = check_units(units, len(rows))
+    groups = check_groups(groups, len(rows))
     is_exact = bounds == 0
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
@@ -69,8 +76,8 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
         predicted, labels = unpack_labelled(trainer.predict(rows), trainer.model.config.kind)
     else:
         labels = label_array(rows)
-    of_exact = None if units is None else units.select(is_exact)
-    widths = conformal_half_widths((labels - predicted)[is_exact], units=of_exact)
+    of_exact = None if groups is None else groups.select(is_exact)
+    widths = conformal_half_widths((labels - predicted)[is_exact], groups=of_exact)
     known = int(np.isfinite(widths).sum())
     return {
         "levels": list(LEVELS[:known]),
@@ -78,20 +85,23 @@ def _fit(trainer: FastTrainer, rows: Any, units: ResamplingUnits | None, predict
         "num_rows": int(is_exact.sum()),
         "num_limits": int((~is_exact).sum()),  # rows left out
         "unit": None if of_exact is None else of_exact.column,
-        "num_units": None if of_exact is None else of_exact.num_units,
+        "num_units": None if of_exact is None else of_exact.num_groups,
     }
 
 
 def conformal_half_widths(
-    residuals: Any, levels: FloatArray | tuple[float, ...] = LEVELS, *, units: ResamplingUnits | None = None
+    residuals: Any,
+    levels: FloatArray | tuple[float, ...] = LEVELS,
+    *,
+    groups: ResamplingGroups | None = None,
 ) -> FloatArray:
     """Computes half widths of intervals that hold the truth of a further row with the probability of their level.
 
     Of n rows it is the ceil((n + 1) level)-th smallest absolute residual: the further row counts as one more, and may
     be the worst. Whatever the errors look like, that holds for rows that could as well have stood among these. Rows of
-    one antibody cannot: they share what a model gets wrong. With `units` each unit weighs as one, shared evenly by its
-    rows, beside the one more unit that the further row is of; then it holds for a row of a new unit, averaged over
-    units, not for each. Fitted by units that are rows, both are the same to the bit.
+    one antibody cannot: they share what a model gets wrong. With `groups` each group weighs as one, shared evenly by
+    its rows, beside the one more group that the further row is of; then it holds for a row of a new group, averaged
+    over groups, not for each. Fitted by groups that are rows, both are the same to the bit.
 
     Sources: V. Vovk, A. Gammerman, G. Shafer, Algorithmic Learning in a Random World (2005); Y. Lee, R. F. Barber,
     R. Willett, Distribution-free inference with hierarchical data (2023), arXiv:2306.06342, their HCP; R. Dunn,
@@ -101,25 +111,25 @@ def conformal_half_widths(
         residuals: (n,) truth less prediction, of rows that the model was not fitted on; the sign plays
             no part.
         levels: each above 0, below 1.
-        units: of the rows; None: each row by itself.
+        groups: of the rows; None: each row by itself.
 
     Returns:
         One half width per level, (levels,), in the unit of the residuals; infinite where a level needs more rows, or
-        units, than there are (`least_units`).
+        groups, than there are (`least_groups`).
 
     Raises:
-        DataError: a residual is not finite, or units are of another number of rows.
+        DataError: a residual is not finite, or groups are of another number of rows.
 
     Cost: one sort.
     """
     errors = np.abs(as_column(residuals, "residuals"))
     if problem := count_not_finite(errors, "residuals"):
         raise DataError(f"{problem}: intervals need finite ones.")
-    units = check_units(units, len(errors))
-    num_units = len(errors) if units is None else units.num_units
-    sizes = np.ones(len(errors)) if units is None else units.sizes[units.unit_of_row]
+    groups = check_groups(groups, len(errors))
+    num_groups = len(errors) if groups is None else groups.num_groups
+    sizes = np.ones(len(errors)) if groups is None else groups.sizes[groups.group_of_row]
     order = np.argsort(errors, kind="stable")
-    held = np.cumsum(1 / sizes[order]) / (num_units + 1)
+    held = np.cumsum(1 / sizes[order]) / (num_groups + 1)
     place = np.searchsorted(held, np.asarray(levels, np.float64) - ROUNDING)
     return np.append(errors[order], np.inf)[place]
 
@@ -151,15 +161,15 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
         highest = stored["levels"][-1]
         noun = "rows" if stored.get("unit") is None else f"values of {stored['unit']}"
         raise ArgumentError(
-            f"An interval of level {level:g} needs at least {least_units(level):,} {noun} for validation; "
+            f"An interval of level {level:g} needs at least {least_groups(level):,} {noun} for validation; "
             f"behind this model's intervals are {describe_basis(stored)}, which allow {highest:g} at most. Ask for "
             "less, or train with more to validate on."
         )
     return float(found)
 
 
-def least_units(level: float) -> int:
-    """Returns how many rows, or units that were held out together, an interval of a level needs at least."""
+def least_groups(level: float) -> int:
+    """Returns how many rows, or groups that were held out together, an interval of a level needs at least."""
     return math.ceil(level / (1 - level) - 1e-9)
 
 
@@ -170,7 +180,11 @@ def describe_basis(stored: Mapping[str, Any]) -> str:
 
 
 def score_intervals(
-    stored: Mapping[str, Any], predictions: np.ndarray, labels: np.ndarray, rows: Any, units: ResamplingUnits | None
+    stored: Mapping[str, Any],
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    rows: Any,
+    groups: ResamplingGroups | None,
 ) -> dict[str, Any]:
     """Scores intervals: which share of test rows they hold.
 
@@ -178,14 +192,17 @@ def score_intervals(
         stored: from `fit_intervals`.
         predictions, labels: (n,), label units, of the test rows.
         rows: the test split.
-        units: of these rows, from `find_units`.
+        groups: of these rows, from `find_groups`.
 
     Returns:
         JSON-able: `stored` without its table; `level`, the highest of `SHOWN` that there is, `width` (label units, the
         same for all rows) and `coverage`; `notes`, sentences for reports.
     """
     if stored.get("reason"):
-        return {"reason": stored["reason"], "notes": [f"No prediction intervals: {stored['reason']}."]}
+        return {
+            "reason": stored["reason"],
+            "notes": [f"No prediction intervals: {stored['reason']}."],
+        }
     is_exact = _bounds(rows) == 0
     errors = np.abs(labels - predictions)[is_exact]
     highest = stored["levels"][-1]
@@ -193,17 +210,26 @@ def score_intervals(
     level = next((level for level in SHOWN if level <= highest), None)
     beside = f"`hf-ext predict --interval {level or highest:g}` writes them, from {describe_basis(stored)}"
     if level is None or not len(errors):
-        return {**basis, "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."]}
+        return {
+            **basis,
+            "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."],
+        }
     width = half_width(stored, level)
-    there = None if units is None else check_units(units.select(is_exact), len(errors))
-    held = score_mean(errors <= width, seed=0, units=there)
+    there = None if groups is None else check_groups(groups.select(is_exact), len(errors))
+    held = score_mean(errors <= width, seed=0, groups=there)
     ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
     of = f"{held['n']:,} test rows{' with exact labels' if stored['num_limits'] else ''}"
     text = (
         f"Prediction intervals of {share(level)} held {share(held['value'])}{ends} of {of}, at a width of "
         f"{format_cell(2 * width)} ({beside})."
     )
-    return {**basis, "level": level, "width": 2 * width, "coverage": held, "notes": [text]}
+    return {
+        **basis,
+        "level": level,
+        "width": 2 * width,
+        "coverage": held,
+        "notes": [text],
+    }
 
 
 def _bounds(rows: Any) -> np.ndarray:

@@ -17,24 +17,33 @@ from ..baselines import TOKENS_PER_BATCH, solve_ridges
 from ..checkpoints import CheckpointStore, find_model
 from ..data import FloatArray, batches_by_tokens, draw_rows, label_array, read_columns
 from ..embeddings import factorize, take_rows
-from ..evaluation import ResamplingUnits, compare_paired
+from ..evaluation import ResamplingGroups, compare_paired
 from ..hardware import detect_hardware
 from ..labels import LabelKind
-from ..models import AUTO_LAYER, AffinityModel, ModelArguments, final_norm_of, layers_of, load_encoder, pool
+from ..models import (
+    AUTO_LAYER,
+    AffinityModel,
+    ModelArguments,
+    final_norm_of,
+    layers_of,
+    load_encoder,
+    pool,
+)
 from ..text import format_cell
-from .ensemble import Units, make_parts, read_config_of, why_not_fitted
-from .objectives import PENALTIES
+from .ensemble import Groups, make_folds
+from .objectives import ALPHAS, Folds
+from .resolving import read_config_of, why_not_fitted
 
 NUM_LAYERS = 6  # of an encoder that are compared, evenly spaced: neighbours hardly differ
 MAX_ROWS = (4_000, 2_000)  # of training and of validation
-ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do, so parts of training add nothing
+ENOUGH_ROWS = 1_000  # of validation: test rows differ from training as they do, so folds of training add nothing
 # Of the hidden layer of the network that compares: its weights are random, so that its output is a ridge regression (A.
 # Rahimi, B. Recht, Random Features for Large-Scale Kernel Machines, 2007), and not linear, as heads are not. On TAPE's
 # stability the interval of a linear one was as wide, and its improvement half as large.
 NUM_HIDDEN = 1024
-SPREAD = 2.0
+WEIGHT_STD = 2.0
 MAX_CLASSES = 64  # that are compared
-CONSTANT_SPREAD = 1e-6  # a standard deviation below it is rounding
+CONSTANT_STD = 1e-6  # a standard deviation below it is rounding
 
 
 def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
@@ -72,12 +81,16 @@ def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKi
 
 
 def choose_layers(
-    model: AffinityModel, collator: Any, splits: Mapping[str, Any], units: Units, args: Any
+    model: AffinityModel,
+    collator: Any,
+    splits: Mapping[str, Any],
+    groups: Groups,
+    args: Any,
 ) -> dict[str, Any]:
     """Sets the layer that is read of each encoder whose inputs vary, one encoder after the other.
 
     Up to `NUM_LAYERS` layers are compared by networks with one random hidden layer on the embeddings of all inputs: by
-    the RMSE of the validation rows, and where these are few of four parts of training too, each predicted by a fit
+    the RMSE of the validation rows, and where these are few of four folds of training too, each predicted by a fit
     without it. Classes are compared by numbers that are 1 where a row has the class, else 0. Another layer than the
     last is taken if it is better by the whole interval of a paired bootstrap.
 
@@ -85,7 +98,7 @@ def choose_layers(
         model: of frozen encoders, not trained yet.
         collator: makes its inputs.
         splits: map-style train and validation.
-        units: of each training and each validation row what was held out together: no part cuts one, and the bootstrap
+        groups: of each training and each validation row what was held out together: no fold cuts one, and the bootstrap
             draws it whole. None: rows.
         args: of the training: device and seed.
 
@@ -100,12 +113,13 @@ def choose_layers(
     drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
     rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
     every = np.concatenate([label_array(split) for split in rows])
-    labels, is_known = model.config.kind.as_columns(every, MAX_CLASSES, CONSTANT_SPREAD)
-    together = units and [[of[i] for i in chosen] for of, chosen in zip(units, drawn)]
-    is_enough = len(rows[1]) >= ENOUGH_ROWS
-    parts = make_parts(len(rows[0]), len(rows[1]), None, together, args.seed)[: 1 if is_enough else None]
-    seen = np.concatenate(parts)
-    drawn_whole = together and ResamplingUnits.of("", [*chain(*together)]).select(seen)
+    labels, is_known = model.config.kind.as_columns(every, MAX_CLASSES, CONSTANT_STD)
+    together = groups and [[of[i] for i in chosen] for of, chosen in zip(groups, drawn)]
+    folds = make_folds(len(rows[0]), len(rows[1]), None, together, args.seed)
+    if len(rows[1]) >= ENOUGH_ROWS:
+        del folds[1:]
+    seen = np.concatenate(folds)
+    drawn_whole = together and ResamplingGroups.of("", [*chain(*together)]).select(seen)
     features = _embed(model, collator, rows, args.device)
     compared = []
     for index, spec in enumerate(model.config.encoder_specs):
@@ -113,26 +127,46 @@ def choose_layers(
         missed: dict[int, FloatArray] = {}  # of each row, by how much its layer's prediction does
         for layer in features[own[0]] if own else ():
             blocks = [of[layer if name in own else max(of)] for name, of in features.items()]
-            predicted = _predict_unseen(np.concatenate(blocks, axis=1), labels, is_known, parts, args.seed)
+            predicted = _predict_unseen(np.concatenate(blocks, axis=1), labels, is_known, folds, args.seed)
             squares = np.where(is_known, predicted - labels, 0) ** 2
-            missed[layer] = np.sqrt(squares.sum(1) / is_known.sum(1).clip(1))[seen]
+            means = squares.sum(1) / is_known.sum(1).clip(1)
+            missed[layer] = np.sqrt(means)[seen]
         if len(missed) < 2:
             continue
         last = max(missed)
         errors = {layer: float(np.sqrt(np.mean(each**2))) for layer, each in missed.items()}
         best = min(errors, key=lambda layer: errors[layer])
-        pair = np.zeros(len(seen)), missed[last], missed[best]
-        result = compare_paired(*pair, "rmse", seed=args.seed, units=drawn_whole)
+        zeros = np.zeros(len(seen))
+        result = compare_paired(
+            zeros,
+            missed[last],
+            missed[best],
+            "rmse",
+            seed=args.seed,
+            groups=drawn_whole,
+        )
         chosen = best if result.is_better else last
         for name in own:
             features[name] = {chosen: features[name][chosen]}
         if chosen != last:
             model.read_layer(index, chosen)
-        found = {"name": spec.name_or_path, "num_layers": last, "layer": chosen, "best": best}
-        gain = {"lower_by": result.improvement, "low": result.low, "high": result.high}
-        compared.append({**found, **gain, "errors": {str(layer): error for layer, error in errors.items()}})
-    facts = {"encoders": compared, "num_rows": len(seen), "num_folds": len(parts)}
-    model.config.layer_choice = {**facts, "seconds": time.perf_counter() - began}
+        found = {
+            "name": spec.name_or_path,
+            "num_layers": last,
+            "layer": chosen,
+            "best": best,
+            "lower_by": result.improvement,
+            "low": result.low,
+            "high": result.high,
+            "errors": {str(layer): error for layer, error in errors.items()},
+        }
+        compared.append(found)
+    model.config.layer_choice = {
+        "encoders": compared,
+        "num_rows": len(seen),
+        "num_folds": len(folds),
+        "seconds": time.perf_counter() - began,
+    }
     return model.config.layer_choice
 
 
@@ -147,9 +181,11 @@ def _embed(
             for name in tower.names:
                 cells = [cell for split in rows for cell in read_columns(split, collator.columns[name])]
                 numbers, inputs = factorize(cells, name in collator.optional_inputs)
-                depth = len(layers_of(encoder))
-                layers = {-(-depth * i // NUM_LAYERS) for i in range(1, NUM_LAYERS + 1)} if len(inputs) > 1 else {depth}
-                tables = _embed_layers(encoder, partial(collator.encode, name), inputs, tower.pooling, sorted(layers))
+                layers = {len(layers_of(encoder))}
+                if len(inputs) > 1:
+                    layers = {-(-depth * i // NUM_LAYERS) for depth in layers for i in range(1, NUM_LAYERS + 1)}
+                tokenize = partial(collator.encode, name)
+                tables = _embed_layers(encoder, tokenize, inputs, tower.pooling, sorted(layers))
                 places = torch.from_numpy(numbers)
                 blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
                 for block in blocks.values():
@@ -160,7 +196,11 @@ def _embed(
 
 @torch.no_grad()
 def _embed_layers(
-    encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pooling: str, layers: Sequence[int]
+    encoder: Any,
+    tokenize: Any,
+    inputs: Sequence[tuple[str, ...]],
+    pooling: str,
+    layers: Sequence[int],
 ) -> dict[int, torch.Tensor]:
     """Embeds distinct inputs by layer, (inputs, width) float32 on the CPU, as if it were the last."""
     norm = final_norm_of(encoder)
@@ -174,10 +214,13 @@ def _embed_layers(
         table[chosen] = pool(norm(states), batch, pooling).cpu()
 
     hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
-    for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):
-        batch = {key: value.to(encoder.device) for key, value in tokenize(*zip(*(inputs[i] for i in chosen))).items()}
+    lengths = [sum(map(len, parts)) for parts in inputs]
+    for chosen in batches_by_tokens(lengths, TOKENS_PER_BATCH):
+        columns = zip(*(inputs[i] for i in chosen))
+        batch = {key: value.to(encoder.device) for key, value in tokenize(*columns).items()}
+        given = {key: batch[key] for key in batch.keys() & {"input_ids", "attention_mask", "token_type_ids"}}
         with torch.autocast(encoder.device.type, torch.bfloat16, is_fast):
-            encoder(**{key: batch[key] for key in batch.keys() & {"input_ids", "attention_mask", "token_type_ids"}})
+            encoder(**given)
     for hook in hooks:
         hook.remove()
     return tables
@@ -187,21 +230,23 @@ def _predict_unseen(
     features: NDArray[np.float32],
     labels: FloatArray,
     is_known: NDArray[np.bool_],
-    parts: Sequence[NDArray[np.int64]],
+    folds: Folds,
     seed: int,
 ) -> FloatArray:
     """Predicts each row, (n, k), by a random hidden layer and a ridge regression without the row's fold."""
     generator = np.random.default_rng(seed)
     width = features.shape[1]
-    scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_SPREAD)
-    weights = generator.normal(0, SPREAD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
-    hidden = np.maximum(scaled @ weights + generator.normal(size=NUM_HIDDEN).astype(np.float32), 0)
-    predicted = np.zeros((len(PENALTIES), *labels.shape))
-    for part in parts:
-        rest = np.setdiff1d(np.arange(len(labels)), part)
-        slopes, levels = solve_ridges(hidden[rest], labels[rest], PENALTIES, standardize=False)
-        predicted[:, part] = np.tensordot(hidden[part], slopes, 1).swapaxes(0, 1) + levels[:, None]
-    seen = np.concatenate(parts)
+    scaled = (features - features.mean(0)) / np.maximum(features.std(0), CONSTANT_STD)
+    weights = generator.normal(0, WEIGHT_STD / np.sqrt(width), (width, NUM_HIDDEN)).astype(np.float32)
+    biases = generator.normal(size=NUM_HIDDEN).astype(np.float32)
+    hidden = np.maximum(scaled @ weights + biases, 0)
+    predicted = np.zeros((len(ALPHAS), *labels.shape))
+    for fold in folds:
+        rest = np.setdiff1d(np.arange(len(labels)), fold)
+        slopes, intercepts = solve_ridges(hidden[rest], labels[rest], ALPHAS, standardize=False)
+        of_fold = np.tensordot(hidden[fold], slopes, 1).swapaxes(0, 1)
+        predicted[:, fold] = of_fold + intercepts[:, None]
+    seen = np.concatenate(folds)
     errors = [np.square(one - labels)[seen][is_known[seen]].mean() for one in predicted]
     return predicted[np.argmin(errors)]
 

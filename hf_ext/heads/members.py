@@ -1,4 +1,4 @@
-"""The library of heads: a constant, linear models and networks, each fitted without every part of the rows once."""
+"""The library of heads: a constant, linear models and networks, each fitted once without each fold of rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..models import DIRECTIONS, FEATURES, LINKS, PERCEPTRON, PRODUCT, HeadEnsemble, NetworkStack
+from ..models import (
+    DIRECTIONS,
+    FEATURES,
+    LINKS,
+    PERCEPTRON,
+    PRODUCT,
+    HeadEnsemble,
+    NetworkStack,
+)
 from ..training_args import FastTrainingArguments
 from .networks import train_networks
-from .objectives import FloatArray, Objective
+from .objectives import FloatArray, Folds, Objective
 
 # Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
 NETWORKS = (
@@ -23,9 +31,7 @@ NETWORKS = (
     (PRODUCT, DIRECTIONS, 1.0, 1.0),  # where two inputs vary
 )
 PRODUCT_SIZE = 64
-NUM_SEEDS = 2  # of each network, and part
-
-Parts = Sequence[NDArray[np.int64]]
+NUM_SEEDS = 2  # of each network, and fold
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,13 @@ class Member:
     Attributes:
         name: for tables.
         view: what it reads.
-        judged: (entries,) of the rows of all parts, by the fits without their part; see `Objective.judged`.
-        fitted: networks, or a linear model, the mean of those of all parts, as one; or a constant, (num_outputs,).
+        scored: (entries,) of the rows of all folds, by the fits without their fold; see `Objective.entries`.
+        fitted: networks, or a linear model, the mean of those of all folds, as one; or a constant, (num_outputs,).
     """
 
     name: str
     view: str
-    judged: FloatArray
+    scored: FloatArray
     fitted: NetworkStack | FloatArray
 
 
@@ -49,7 +55,7 @@ def fit_members(
     ensemble: HeadEnsemble,
     views: Mapping[str, torch.Tensor],
     objective: Objective,
-    parts: Parts,
+    folds: Folds,
     sizes: Sequence[int],
     dropout: float,
     args: FastTrainingArguments,
@@ -60,22 +66,29 @@ def fit_members(
         ensemble: without members; makes networks.
         views: what members read: (n, size), float32, on the CPU.
         objective: of the n labels.
-        parts: numbers of rows that are held out together.
+        folds: numbers of rows that are held out together.
         sizes, dropout: of networks.
         args: of their training.
     """
-    rest = [np.setdiff1d(np.arange(len(objective.labels)), part) for part in parts]
+    rest = [np.setdiff1d(np.arange(len(objective.labels)), fold) for fold in folds]
     constants = [objective.constant(rows) for rows in rest]
-    judged = [objective.judged(np.tile(one, (len(part), 1)), part) for one, part in zip(constants, parts)]
-    members = [Member("constant", FEATURES, np.concatenate(judged), np.mean(constants, axis=0))]
+    scored = [objective.entries(np.tile(one, (len(fold), 1)), fold) for one, fold in zip(constants, folds)]
+    members = [Member("constant", FEATURES, np.concatenate(scored), np.mean(constants, axis=0))]
     for view, values in views.items():
-        members += _fit_linear(ensemble, view, values.numpy(), objective, parts, rest)
+        members += _fit_linear(ensemble, view, values.numpy(), objective, folds, rest)
     for form, view, rate, share in NETWORKS:
         if form == PRODUCT and not ensemble.kept:
             continue
         layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
-        make = partial(ensemble.make_stack, view, len(parts) * NUM_SEEDS, layers, form, share * dropout)
-        stack, found = train_networks(make, views[view].to(args.device), objective, parts, args, rate)
+        make = partial(
+            ensemble.make_stack,
+            view,
+            len(folds) * NUM_SEEDS,
+            layers,
+            form,
+            share * dropout,
+        )
+        stack, found = train_networks(make, views[view].to(args.device), objective, folds, args, rate)
         kind = "products" if form == PRODUCT else "networks"
         name = f"{kind} on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
         members.append(Member(name, view, found, stack))
@@ -83,25 +96,37 @@ def fit_members(
 
 
 def _fit_linear(
-    ensemble: HeadEnsemble, view: str, values: NDArray[np.float32], objective: Objective, parts: Parts, rest: Parts
+    ensemble: HeadEnsemble,
+    view: str,
+    values: NDArray[np.float32],
+    objective: Objective,
+    folds: Folds,
+    rest: Folds,
 ) -> list[Member]:
-    judged: list[list[FloatArray]] = [[] for _ in objective.penalties]
+    scored: list[list[FloatArray]] = [[] for _ in objective.alphas]
     weights = np.zeros(())
-    levels = np.zeros(())
-    for part, rows in zip(parts, rest):
+    intercepts = np.zeros(())
+    for fold, rows in zip(folds, rest):
         # Validation rows stand last: what is left of them is a view, not a copy of a gigabyte.
         features = values[: len(rows)] if rows[-1] == len(rows) - 1 else values[rows]
         fitted = objective.fit_linear(features, rows)
-        for found, weight, level in zip(judged, *fitted):
-            outputs = torch.from_numpy(values[part] @ weight + level)
-            found.append(objective.judged(LINKS[objective.link](outputs).numpy(), part))
-        weights = weights + fitted[0] / len(parts)
-        levels = levels + fitted[1] / len(parts)
+        for found, weight, intercept in zip(scored, *fitted):
+            outputs = torch.from_numpy(values[fold] @ weight + intercept)
+            found.append(objective.entries(LINKS[objective.link](outputs).numpy(), fold))
+        weights = weights + fitted[0] / len(folds)
+        intercepts = intercepts + fitted[1] / len(folds)
     members = []
     kind = "ridge" if objective.link == "identity" else "logistic regression"
-    for penalty, found, weight, level in zip(objective.penalties, judged, weights, levels):
+    for alpha, found, weight, intercept in zip(objective.alphas, scored, weights, intercepts):
         stack = ensemble.make_stack(view, 1, [])
         stack.weights[0].data.copy_(torch.from_numpy(weight))
-        stack.biases[0].data.copy_(torch.from_numpy(level))
-        members.append(Member(f"{kind} on {view}, penalty {penalty:g}", view, np.concatenate(found), stack))
+        stack.biases[0].data.copy_(torch.from_numpy(intercept))
+        members.append(
+            Member(
+                f"{kind} on {view}, penalty {alpha:g}",
+                view,
+                np.concatenate(found),
+                stack,
+            )
+        )
     return members

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import get_linear_schedule_with_warmup
 
 from ..models import LINKS, NetworkStack
 from ..training_args import FastTrainingArguments
-from .objectives import FloatArray, Objective
+from .objectives import FloatArray, Folds, Objective
 
 WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
@@ -23,75 +22,84 @@ def train_networks(
     make: Callable[[], NetworkStack],
     inputs: torch.Tensor,
     objective: Objective,
-    parts: Sequence[NDArray[np.int64]],
+    folds: Folds,
     args: FastTrainingArguments,
     rate: float,
 ) -> tuple[NetworkStack, FloatArray]:
-    """Trains as many networks without the rows of each part, all in one pass; of the epoch with the lowest error.
+    """Trains as many networks without the rows of each fold, all in one pass; of the epoch with the lowest error.
 
-    That is the error of all parts together, by networks that have not seen them. The global random state is as before.
+    That is the error of all folds together, by networks that have not seen them. The global random state is as before.
 
     Args:
-        make: the networks of all parts, those of a part together.
+        make: the networks of all folds, those of a fold together.
         inputs: (n, d) float32, on the device that trains.
         objective: of the n labels.
-        parts: numbers of rows that are held out together.
+        folds: numbers of rows that are held out together.
         args: epochs, rows per step, weight decay and seed.
         rate: factor of `args.learning_rate`.
 
     Returns:
-        The networks, and `objective.judged` of the rows of all parts by the mean of those without them.
+        The networks, and `objective.entries` of the rows of all folds by the mean of those without them.
     """
     with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
         torch.manual_seed(args.seed)
         stack = make().to(inputs.device)
-        held_out = np.concatenate(parts)
-        num_seeds = len(stack.weights[0]) // len(parts)
-        seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), part)) for part in parts]
+        held_out = np.concatenate(folds)
+        num_seeds = len(stack.weights[0]) // len(folds)
+        seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), fold)) for fold in folds]
         fewest = min(map(len, seen))
-        size = min(fewest, max(MIN_ROWS_PER_STEP, args.train_batch_size * args.gradient_accumulation_steps))
+        size = min(
+            fewest,
+            max(
+                MIN_ROWS_PER_STEP,
+                args.train_batch_size * args.gradient_accumulation_steps,
+            ),
+        )
         num_steps = fewest // size
-        epochs = math.ceil(args.max_steps / num_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs)
+        epochs = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
         groups = [
             {"params": [*stack.weights], "weight_decay": args.weight_decay},
             {"params": [*stack.biases], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
-        schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), num_steps * epochs)
+        total = num_steps * epochs
+        schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), total)
         lowest = math.inf
         best = stack.state_dict()
-        judged = _judge_unseen(stack, inputs, objective, parts)
+        scored = _score_unseen(stack, inputs, objective, folds)
         for _ in range(epochs):
             stack.train()
-            orders = [rows[torch.randperm(len(rows))[: num_steps * size]] for rows in seen for _ in range(num_seeds)]
+            orders = []
+            for rows in (rows for rows in seen for _ in range(num_seeds)):
+                order = torch.randperm(len(rows))
+                orders.append(rows[order[: num_steps * size]])
             for chosen in torch.stack(orders).to(inputs.device).split(size, dim=1):
                 objective.loss(stack(inputs[chosen]), chosen).backward()
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            unseen = _judge_unseen(stack, inputs, objective, parts)
+            unseen = _score_unseen(stack, inputs, objective, folds)
             error = float(objective.errors(unseen, held_out))
             if error < lowest:
                 lowest = error
-                judged = unseen
+                scored = unseen
                 best = {name: value.clone() for name, value in stack.state_dict().items()}
         stack.load_state_dict(best)
         stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
-        return stack, judged
+        return stack, scored
 
 
 @torch.no_grad()
-def _judge_unseen(
-    stack: NetworkStack, inputs: torch.Tensor, objective: Objective, parts: Sequence[NDArray[np.int64]]
-) -> FloatArray:
-    """Predicts rows of each fold by the mean over seeds of its networks, as `objective.judged`, fold after fold."""
+def _score_unseen(stack: NetworkStack, inputs: torch.Tensor, objective: Objective, folds: Folds) -> FloatArray:
+    """Predicts rows of each fold by the mean over seeds of its networks, as `objective.entries`, fold after fold."""
     stack.eval()
-    longest = max(map(len, parts))
-    num_seeds = len(stack.weights[0]) // len(parts)
-    padded = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts for _ in range(num_seeds)]))
+    longest = max(map(len, folds))
+    num_seeds = len(stack.weights[0]) // len(folds)
+    padded = torch.from_numpy(np.stack([np.resize(fold, longest) for fold in folds for _ in range(num_seeds)]))
     means = []
     for rows in padded.to(inputs.device).split(EVALUATED_ROWS, dim=1):
-        outputs = LINKS[objective.link](stack(inputs[rows]) * objective.scale + objective.shift)
-        means.append(outputs.unflatten(0, (len(parts), num_seeds)).mean(1).cpu())
+        outputs = stack(inputs[rows]) * objective.scale + objective.shift
+        outputs = LINKS[objective.link](outputs)
+        means.append(outputs.unflatten(0, (len(folds), num_seeds)).mean(1).cpu())
     predicted = torch.cat(means, dim=1).numpy()
-    return np.concatenate([objective.judged(one[: len(part)], part) for one, part in zip(predicted, parts)])
+    return np.concatenate([objective.entries(one[: len(fold)], fold) for one, fold in zip(predicted, folds)])

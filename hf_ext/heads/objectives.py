@@ -1,7 +1,8 @@
-"""What heads are fitted by and judged by: the squared error of numbers, or the log loss of classes."""
+"""What heads are fitted by and scored by: the squared error of numbers, or the log loss of classes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from ..evaluation import FloatArray, find_shares
 from ..labels import UNKNOWN
 from ..models import LEAST, class_losses
 
-PENALTIES = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
-CLASS_PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions
+Folds = Sequence[NDArray[np.int64]]  # numbers of rows that are held out together
+ALPHAS = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
+CLASS_ALPHAS = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions
 
 
 class SquaredError:
-    """Of numbers: members are summed in label units and judged by their RMSE.
+    """Of numbers: members are summed in label units and scored by their RMSE.
 
     Args:
         labels: (n,), label units.
@@ -27,7 +29,7 @@ class SquaredError:
     measure = "RMSE"
     link = "identity"
     num_outputs = 1
-    penalties = PENALTIES
+    alphas = ALPHAS
 
     def __init__(self, labels: FloatArray, num_outputs: int = 1):
         self.labels = labels
@@ -40,34 +42,30 @@ class SquaredError:
         return self.labels[rows].mean(keepdims=True)
 
     def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-        """Fits linear models of each penalty on the features of `rows`, (n, d).
+        """Fits linear models of each alpha on the features of `rows`, (n, d).
 
         Returns:
-            Weights (penalties, d, num_outputs) and levels (penalties, num_outputs).
+            Weights (alphas, d, num_outputs) and intercepts (alphas, num_outputs).
         """
-        weights, levels = solve_ridges(features, self.labels[rows], self.penalties, standardize=False)
-        return weights.T[..., None], levels[:, None]
+        weights, intercepts = solve_ridges(features, self.labels[rows], self.alphas, standardize=False)
+        return weights.T[..., None], intercepts[:, None]
 
     def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Sums over networks each one's mean loss: outputs (number, n, num_outputs), rows (number, n)."""
         targets = self.targets.to(outputs.device)[rows]
         return (outputs.squeeze(-1) - targets).square().mean(1).sum()
 
-    def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
+    def entries(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
         """Returns what of predictions, (n, num_outputs) as `link` makes them, the error is of: (entries,)."""
         return predicted[:, 0].astype(np.float64)
 
-    def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
+    def errors(self, scored: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
         """Computes the error of each of m members, (m, entries) -> (m,)."""
-        return np.sqrt(np.square(judged - self.labels[rows]).mean(-1))
-
-    def predicted(self, judged: FloatArray) -> FloatArray | None:
-        """Returns the predictions that `judged` made entries of, (n,) label units; None where it left some out."""
-        return judged
+        return np.sqrt(np.square(scored - self.labels[rows]).mean(-1))
 
 
 class LogLoss:
-    """Of classes, or of labels that are 0 or 1: probabilities of members are summed and judged by the log loss.
+    """Of classes, or of labels that are 0 or 1: probabilities of members are summed and scored by the log loss.
 
     Args:
         labels: (n,) numbers of classes, or (n, k) of 0 and 1; `UNKNOWN` where not known.
@@ -75,7 +73,7 @@ class LogLoss:
     """
 
     measure = "log loss"
-    penalties = CLASS_PENALTIES
+    alphas = CLASS_ALPHAS
     shift = 0.0
     scale = 1.0
 
@@ -92,32 +90,34 @@ class LogLoss:
 
     def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """Fits logistic regressions, as `SquaredError` fits linear ones."""
-        weights, levels = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.penalties))
-        return np.stack(weights), np.stack(levels)
+        weights, intercepts = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.alphas))
+        return np.stack(weights), np.stack(intercepts)
 
     def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Computes as `SquaredError` does."""
         targets = self.targets.to(outputs.device)[rows]
         known = targets.ne(UNKNOWN)
         losses = class_losses(outputs, targets) * known
-        return (losses.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)).sum()
+        numbers = known.flatten(1).sum(1).clamp(min=1)
+        return (losses.flatten(1).sum(1) / numbers).sum()
 
-    def judged(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
+    def entries(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
         """Returns the probability of what is true, of each label that is known."""
         labels = self.labels[rows]
         known = np.isfinite(labels)
         if self.is_set:
-            return np.where(labels > 0, predicted, 1 - predicted)[known].astype(np.float64)
-        return predicted[known, labels[known].astype(np.int64)].astype(np.float64)
+            of_truth = np.where(labels > 0, predicted, 1 - predicted)[known]
+        else:
+            of_truth = predicted[known, labels[known].astype(np.int64)]
+        return of_truth.astype(np.float64)
 
-    def errors(self, judged: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
+    def errors(self, scored: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
         """Computes as `SquaredError` does."""
-        return -np.log(judged.clip(LEAST)).mean(-1)
-
-    def predicted(self, judged: FloatArray) -> FloatArray | None:
-        """As of `SquaredError`: none."""
-        return None
+        return -np.log(scored.clip(LEAST)).mean(-1)
 
 
 Objective = SquaredError | LogLoss
-OBJECTIVES: dict[str, type[Objective]] = {"ridge": SquaredError, "logistic regression": LogLoss}  # by linear model
+OBJECTIVES: dict[str, type[Objective]] = {
+    "ridge": SquaredError,
+    "logistic regression": LogLoss,
+}  # by linear model

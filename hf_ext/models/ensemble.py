@@ -42,8 +42,9 @@ class NetworkStack(nn.Module):
         self.biases = nn.ParameterList()
         for fan_in, fan_out in shapes:
             bound = 1 / math.sqrt(fan_in)  # as nn.Linear
-            self.weights.append(nn.Parameter(torch.empty(number, fan_in, fan_out).uniform_(-bound, bound)))
-            self.biases.append(nn.Parameter(torch.empty(number, 1, fan_out).uniform_(-bound, bound)))
+            for parameters, rows in ((self.weights, fan_in), (self.biases, 1)):
+                drawn = torch.empty(number, rows, fan_out).uniform_(-bound, bound)
+                parameters.append(nn.Parameter(drawn))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
@@ -77,17 +78,26 @@ class ProductStack(NetworkStack):
         dropout: probability in [0, 1).
     """
 
-    def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
+    def __init__(
+        self,
+        number: int,
+        widths: Sequence[int],
+        rank: int,
+        num_outputs: int,
+        dropout: float = 0.0,
+    ):
         varying = [width for width in widths if width > 0]
-        last = (rank * (1 + math.comb(len(varying), 2)), num_outputs)
+        num_blocks = 1 + math.comb(len(varying), 2)
         shapes = [(width, rank) for width in (*varying, sum(varying))]
-        super().__init__(number, [*shapes, last], dropout)
+        shapes.append((rank * num_blocks, num_outputs))
+        super().__init__(number, shapes, dropout)
         self.widths = varying
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
         inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
-        given = zip([*inputs.split(self.widths, dim=-1), inputs], self.weights, self.biases)
+        blocks = [*inputs.split(self.widths, dim=-1), inputs]
+        given = zip(blocks, self.weights, self.biases)
         *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
         products = [one * other for one, other in combinations(projected, 2)]
         states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
@@ -108,8 +118,8 @@ class HeadEnsemble(nn.Module):
         num_outputs: of each member.
         link: from outputs to what is summed: "identity", "softmax" of classes, "sigmoid" of labels by themselves.
 
-    Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares` of the networks, (m,), and
-    `intercept`, (num_outputs,), what a constant adds to the sum.
+    Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares`, the weights of the networks,
+    (m,), and `intercept`, (num_outputs,), what a constant adds to the sum.
     """
 
     scales: torch.Tensor
@@ -130,7 +140,8 @@ class HeadEnsemble(nn.Module):
         self.num_outputs = num_outputs
         self.link = link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
-        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + sum(a * b for *_, a, b in self.kept)}
+        num_products = sum(a * b for *_, a, b in self.kept)
+        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products}
         for i, (width, rank) in enumerate(zip(widths, ranks)):
             self.register_buffer(f"basis_{i}", torch.zeros(width, rank))
         self.register_buffer("scales", torch.ones(self.sizes[DIRECTIONS]))
@@ -140,18 +151,23 @@ class HeadEnsemble(nn.Module):
         self.networks = nn.ModuleList(self.make_stack(**one) for one in networks).requires_grad_(False)
 
     def make_stack(
-        self, view: str, number: int, sizes: Sequence[int], form: str = PERCEPTRON, dropout: float = 0.0
+        self,
+        view: str,
+        number: int,
+        sizes: Sequence[int],
+        form: str = PERCEPTRON,
+        dropout: float = 0.0,
     ) -> NetworkStack:
         """Makes networks that read `view`, with hidden layers of `sizes`; "product" reads the directions of inputs."""
         if form == PRODUCT:
             return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
         return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
 
-    def add(self, view: str, share: float, stack: NetworkStack) -> None:
+    def add(self, view: str, weight: float, stack: NetworkStack) -> None:
         """Adds a member: the mean of the stack's networks, with this weight."""
         self.views.append(view)
         self.networks.append(stack.requires_grad_(False).eval())
-        self.shares = torch.cat([self.shares, self.shares.new_tensor([share])])
+        self.shares = torch.cat([self.shares, self.shares.new_tensor([weight])])
 
     def directions(self, features: torch.Tensor) -> torch.Tensor:
         """Maps (n, sum of widths), standardised, to (n, directions)."""
@@ -169,8 +185,9 @@ class HeadEnsemble(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
             total = self.intercept.expand(len(features), -1)
-            for view, share, stack in zip(self.views, self.shares, self.networks):
-                total = total + share * LINKS[self.link](stack(views[view])).mean(0)
+            for view, weight, stack in zip(self.views, self.shares, self.networks):
+                outputs = LINKS[self.link](stack(views[view]))
+                total = total + weight * outputs.mean(0)
             if self.link == "identity":
                 return total.squeeze(-1)
             if self.link == "softmax":
@@ -187,13 +204,17 @@ class HeadEnsemble(nn.Module):
         """
         for i, basis in enumerate(bases):
             getattr(self, f"basis_{i}").copy_(basis)
-        sizes = [*(basis.shape[1] for basis in bases), *(a * b for *_, a, b in self.kept)]
+        sizes = [
+            *(basis.shape[1] for basis in bases),
+            *(a * b for *_, a, b in self.kept),
+        ]
         num_blocks = sum(size > 0 for size in sizes)
         share = len(self.scales) / max(1, num_blocks)
         scales = []
-        for size, block in zip(sizes, self.directions(features).split(sizes, dim=1)):
-            square = block.square().sum(1).mean()
-            scales.append((share / square.clamp(min=1e-12)).sqrt().expand(size))
+        for block in self.directions(features).split(sizes, dim=1):
+            square = block.square().sum(1).mean().clamp(min=1e-12)
+            scale = (share / square).sqrt()
+            scales.append(scale.expand(block.shape[1]))
         self.scales.copy_(torch.cat(scales))
 
     def shapes(self) -> dict[str, Any]:
@@ -201,11 +222,21 @@ class HeadEnsemble(nn.Module):
         networks = []
         for view, one in zip(self.views, self.networks):
             weights = cast(NetworkStack, one).weights
-            is_product = isinstance(one, ProductStack)
-            sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
-            form = PRODUCT if is_product else PERCEPTRON
-            networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
-        return {"ranks": self.ranks, "networks": networks, "num_outputs": self.num_outputs, "link": self.link}
+            form = PRODUCT if isinstance(one, ProductStack) else PERCEPTRON
+            hidden = weights[-2 if form == PRODUCT else 0 : -1]
+            shapes = {
+                "view": view,
+                "number": len(weights[0]),
+                "sizes": [weight.shape[2] for weight in hidden],
+                "form": form,
+            }
+            networks.append(shapes)
+        return {
+            "ranks": self.ranks,
+            "networks": networks,
+            "num_outputs": self.num_outputs,
+            "link": self.link,
+        }
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from .predictor import AffinityPredictor, check_predictions, find_device, load_model, predicting, training_arguments
     from .results import PREDICTIONS, baseline_file
-    from .rows import check_splits, check_threshold, describe_units
+    from .rows import check_splits, check_threshold, describe_groups
     from .scoring import LIMITS_NOTE, RANKING_NOTE, Compared
     from .task import TASK
 else:

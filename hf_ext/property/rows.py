@@ -22,7 +22,7 @@ from ..data import (
     read_columns,
 )
 from ..errors import ArgumentError
-from ..evaluation import ResamplingUnits, metrics_of
+from ..evaluation import ResamplingGroups, metrics_of
 from ..reporting import summarize_data
 from .arguments import AffinityArguments
 
@@ -138,7 +138,7 @@ def describe_rows(data: LoadedData) -> str:
     return "\n".join(lines)
 
 
-def find_units(args: DataArguments, splits: Any, name: str = "test") -> ResamplingUnits | None:
+def find_groups(args: DataArguments, splits: Any, name: str = "test") -> ResamplingGroups | None:
     """Finds the clusters of split `name` that were held out together: intervals resample them, folds never cut one.
 
     The column of `--split group:COLUMN`, or the clusters of `--split cluster`. Of other splits, of `--group_column` and
@@ -165,29 +165,29 @@ def find_units(args: DataArguments, splits: Any, name: str = "test") -> Resampli
         asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
         columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
     values = {column: [value for (value,) in read_columns(rows, [column])] for column in columns}
-    found = [ResamplingUnits.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
-    repeated = [units for units in found if not units.are_rows]
-    return min(repeated, key=lambda units: (units.num_units == 1, units.num_units), default=None)
+    found = [ResamplingGroups.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
+    repeated = [groups for groups in found if not groups.are_rows]
+    return min(repeated, key=lambda groups: (groups.num_groups == 1, groups.num_groups), default=None)
 
 
 def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
     """Returns the values that were held out whole, of training and of validation rows, for the folds of an ensemble."""
-    units = find_units(args, splits, "validation")
+    groups = find_groups(args, splits, "validation")
     train = splits["train"]
-    column = units and (units.column if units.column in column_names(train) else SPLIT_CLUSTER)
+    column = groups and (groups.column if groups.column in column_names(train) else SPLIT_CLUSTER)
     if column not in column_names(train):
         return None
     return [[value for (value,) in read_columns(split, [column])] for split in (train, splits["validation"])]
 
 
-def describe_units(units: ResamplingUnits | None) -> list[str]:
+def describe_groups(groups: ResamplingGroups | None) -> list[str]:
     """Describes what intervals speak about, and whether that is enough, in sentences; none where rows are resampled."""
-    if units is None:
+    if groups is None:
         return []
-    if few := units.why_not_enough():
+    if few := groups.why_not_enough():
         return [f"{few} The verdict claims nothing from them."]
-    rows = f"{len(units.unit_of_row):,} rows"
-    return [f"Intervals resample the {units.describe()} behind {rows}, and speak about further values of it."]
+    rows = f"{len(groups.group_of_row):,} rows"
+    return [f"Intervals resample the {groups.describe()} behind {rows}, and speak about further values of it."]
 
 
 def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:

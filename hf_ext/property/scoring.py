@@ -14,17 +14,17 @@ from ..evaluation import (
     CONSTANT,
     MODEL,
     Requirement,
-    ResamplingUnits,
+    ResamplingGroups,
     RowMetrics,
     Verdict,
-    check_units,
+    check_groups,
     collapse_report,
+    group_facts,
     judge,
     judge_pair,
     metrics_of,
     parse_requirements,
     score_predictions,
-    unit_facts,
     unpack_labelled,
 )
 from ..labels import LabelKind, Number
@@ -32,7 +32,7 @@ from ..reporting import Leaks, Score, describe_repeated, fit_notes, from_json, r
 from ..text import format_table, units
 from .arguments import AffinityArguments
 from .measure import scored_names, verdict_metric
-from .rows import describe_units, find_slices
+from .rows import describe_groups, find_slices
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
@@ -50,8 +50,8 @@ def read_requirements(args: AffinityArguments, data_args: DataArguments, kind: L
     Raises:
         ArgumentError: see `parse_requirements`.
     """
-    groups = None if data_args.streaming else data_args.group_column
-    return parse_requirements(args.require, scored_names(kind, args.binder_threshold, groups is not None))
+    group_column = None if data_args.streaming else data_args.group_column
+    return parse_requirements(args.require, scored_names(kind, args.binder_threshold, group_column is not None))
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SplitScores:
         collapse: of the model's predictions, see `collapse_report`.
         slices: scores on rows with something new to training: {"name", "num_rows", "scores"}.
         notes: sentences about what is new to the model in these rows, and what the scores do not say.
-        units: what the intervals resample; None: rows.
+        groups: what the intervals resample; None: rows.
         kind: of the labels.
         predicted_by: baseline -> its predictions, (n,).
         tuned: of a model whose encoders trained, whether it is better than a ridge on what they gave before.
@@ -82,7 +82,7 @@ class SplitScores:
     collapse: dict[str, Any] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    units: ResamplingUnits | None = None
+    groups: ResamplingGroups | None = None
     kind: LabelKind = field(default_factory=Number)
     predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
     tuned: Verdict | None = None
@@ -91,7 +91,7 @@ class SplitScores:
         """Returns what `all_results.json` holds of it."""
         return {
             "num_rows": len(self.labels),
-            **unit_facts(self.units, len(self.labels)),
+            **group_facts(self.groups, len(self.labels)),
             "verdict": self.verdict.as_dict(),
             **{name: getattr(self, name) for name in ("scores", "classes", "baselines", "collapse", "slices", "notes")},
         }
@@ -126,7 +126,7 @@ def score_split(
     group_column: str | None,
     *,
     leaks: Mapping[str, Any] | None = None,
-    units: ResamplingUnits | None = None,
+    groups: ResamplingGroups | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, and on those new to training.
 
@@ -136,7 +136,7 @@ def score_split(
         threshold: label units; None leaves the metrics of binders out.
         group_column: column for per-group Spearman and means by group, or None; streams go without.
         leaks: `leak_report` of the splits: the verdict names rows that stand in train.
-        units: rows that were held out together, from `find_units`: intervals resample them; None: rows.
+        groups: rows that were held out together, from `find_groups`: intervals resample them; None: rows.
 
     Returns:
         `SplitScores`; streams have no slices, and no baseline but the mean of the labels that scaled the model.
@@ -160,14 +160,14 @@ def score_split(
         if "stream" in kind.baselines:
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
-    units = check_units(units, len(labels))
+    groups = check_groups(groups, len(labels))
     bounds = read_bounds(rows)
     predictors = {MODEL: predictions, **baselines.predictions}
-    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, units)
-    groups = None
+    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, groups)
+    group_names = None
     if group_column and metrics.of_groups:
-        groups = [row[0] for row in read_columns(rows, [group_column])]
-    scores = compared.score(groups)
+        group_names = [row[0] for row in read_columns(rows, [group_column])]
+    scores = compared.score(group_names)
     sliced = [compared.score_slice(*one) for one in slices.items()]
     is_scale_free = config.loss == "ranking"
     metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
@@ -190,14 +190,14 @@ def score_split(
         sliced,
         [
             *([RANKING_NOTE] if is_scale_free else []),
-            *([GROUP_NOTE] if group_column and groups is None else []),
+            *([GROUP_NOTE] if group_column and group_names is None else []),
             *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
             *(_compare_slice(one, scores, metrics.orders or str(metric)) for one in sliced),
             *notes,
-            *describe_units(units),
+            *describe_groups(groups),
             *baselines.notes,
         ],
-        units,
+        groups,
         kind,
         baselines.predictions,
         tuned,
@@ -213,24 +213,26 @@ class Compared:
     kind: LabelKind
     threshold: float | None
     seed: int
-    units: ResamplingUnits | None = None
+    groups: ResamplingGroups | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """How they are scored, as functions of `hf_ext.evaluation` take it."""
-        return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "units": self.units}
+        return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "groups": self.groups}
 
-    def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
+    def score(self, group_names: Any = None) -> dict[str, dict[str, Any]]:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
         return {
-            name: score_predictions(predicted, self.labels, groups=groups, **self.options)
+            name: score_predictions(predicted, self.labels, group_names=group_names, **self.options)
             for name, predicted in self.predictors.items()
         }
 
     def score_slice(self, name: str, rows: np.ndarray) -> dict[str, Any]:
         """Scores of some of the rows, (n,) bool."""
         parts = {one: predicted[rows] for one, predicted in self.predictors.items()}
-        part = replace(self, predictors=parts, labels=self.labels[rows], units=self.units and self.units.select(rows))
+        part = replace(
+            self, predictors=parts, labels=self.labels[rows], groups=self.groups and self.groups.select(rows)
+        )
         return {"name": name, "num_rows": int(rows.sum()), "scores": part.score()}
 
 

@@ -12,7 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..arguments import LoraArguments
 from ..data import LoadedData, check_inputs, make_demo_encoders
-from ..evaluation import MODEL, Requirement, ResamplingUnits, RowMetrics, check_requirements
+from ..evaluation import MODEL, Requirement, ResamplingGroups, RowMetrics, check_requirements
 from ..hardware import detect_hardware
 from ..heads import (
     AUTO,
@@ -43,7 +43,7 @@ from .building import (
 from .measure import check_measure, describe_measure, resolve_measure
 from .predictor import predicting
 from .results import collect_results
-from .rows import describe_rows, find_units, held_out_values, load_rows
+from .rows import describe_rows, find_groups, held_out_values, load_rows
 from .scoring import read_requirements, score_split
 
 
@@ -53,14 +53,14 @@ class AffinityData:
 
     Attributes:
         loaded: the splits, and what loading reports.
-        units, validation_units: what was held out together in test and validation; None: rows.
+        groups, validation_groups: what was held out together in test and validation; None: rows.
         requirements: that the test scores must meet.
         ensemble: what `train` leaves for the record of heads that were mixed; None where there is a single network.
     """
 
     loaded: LoadedData
-    units: ResamplingUnits | None
-    validation_units: ResamplingUnits | None
+    groups: ResamplingGroups | None
+    validation_groups: ResamplingGroups | None
     requirements: Sequence[Requirement]
     ensemble: dict[str, Any] | None = None
 
@@ -104,12 +104,12 @@ def load(run: Run) -> AffinityData:
     if fewer := resolve_residue_steps(args, kind, num_rows):
         run.log.info(fewer)
     requirements = read_requirements(model_args, data_args, kind)
-    units = find_units(data_args, splits)
-    validation_units = find_units(data_args, splits, "validation")
+    groups = find_groups(data_args, splits)
+    validation_groups = find_groups(data_args, splits, "validation")
     if chosen := resolve_encoders(model_args, args, detect_hardware(args.device)):
         run.log.info(chosen)
     model_args.tower_training, args.use_peft = resolve_training(model_args, args.use_peft)
-    return AffinityData(loaded, units, validation_units, requirements)
+    return AffinityData(loaded, groups, validation_groups, requirements)
 
 
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
@@ -171,22 +171,26 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
         predicted = fitted.predicted
         run.log.info(describe_ensemble(fitted.facts))
     calibrate(trainer, data.splits["validation"])
-    fit_intervals(trainer, data.splits["validation"], data.validation_units, predicted)
+    fit_intervals(trainer, data.splits["validation"], data.validation_groups, predicted)
     return trained
 
 
 def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityData) -> dict[str, Any]:
     """Scores the test split; writes `predictions.csv`."""
     splits = data.splits
-    units = data.units
-    scored = {"threshold": run.model_args.binder_threshold, "group_column": run.data_args.group_column, "units": units}
+    groups = data.groups
+    scored = {
+        "threshold": run.model_args.binder_threshold,
+        "group_column": run.data_args.group_column,
+        "groups": groups,
+    }
     is_stock = run.model_args.stock_trainer
     with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:
         test = score_split(scorer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
     intervals = None
     if not test.kind.why_no_intervals:
         stored = trainer.model.config.prediction_intervals
-        intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], units)
+        intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], groups)
         test.notes.extend(intervals["notes"])
     records = {
         "layer": trainer.model.config.layer_choice,

@@ -56,7 +56,7 @@ Read = TypeVar("Read", bound=Recorded)
 
 
 class Score(Recorded):
-    """A score with its interval, see `hf_ext.evaluation.scores.make_score`; or a number alone, which `is_bare`."""
+    """A score with its interval, see `hf_ext.evaluation.make_score`; or a number alone, which `is_bare`."""
 
     value: Number = None
     low: Number = None
@@ -119,7 +119,7 @@ class SplitRecord(Recorded):
 
 
 class VerdictRecord(Recorded):
-    """See `hf_ext.evaluation.verdict.Verdict`."""
+    """See `hf_ext.evaluation.Verdict`."""
 
     text: str = ""
     is_better: bool | None = None

@@ -57,10 +57,10 @@ def test_the_penalty_is_the_one_with_the_lowest_validation_loss() -> None:
     generator = np.random.default_rng(0)
     features, labels = generator.normal(0, 1, (60, 40)), generator.integers(0, 3, 60)  # nothing to learn
     held_out = generator.normal(0, 1, (300, 40)), generator.integers(0, 3, 300)
-    assert LogisticBaseline(THREE).fit(features, labels, *held_out).penalty == 1.0
+    assert LogisticBaseline(THREE).fit(features, labels, *held_out).alpha == 1.0
     features[:, 0] += 5 * labels
     held_out[0][:, 0] += 5 * held_out[1]
-    assert LogisticBaseline(THREE).fit(features, labels, *held_out).penalty < 1.0
+    assert LogisticBaseline(THREE).fit(features, labels, *held_out).alpha < 1.0
 
 
 def test_principal_components_that_hold_all_that_varies_change_nothing(monkeypatch) -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_ext.baselines.ridge import RidgeBaseline, SequenceFeatures, predict_group_means
+from hf_ext.baselines.ridge import RidgeBaseline, predict_group_means
+from hf_ext.baselines.sequences import SequenceFeatures
 
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 
@@ -43,10 +44,10 @@ def test_the_penalty_with_the_smallest_validation_rmse_is_kept_of_equal_ones_the
     for penalty in (0.001, 0.1, 10.0):
         single = RidgeBaseline([penalty]).fit(features, targets, held_out, truth)
         errors[penalty] = float(np.sqrt(np.mean((single.predict(held_out) - truth) ** 2)))
-    assert model.best_lambda == min(errors, key=errors.__getitem__)
+    assert model.best_alpha == min(errors, key=errors.__getitem__)
     assert model.validation_rmse == pytest.approx(min(errors.values()))
     constant = RidgeBaseline([0.1, 1.0, 10.0]).fit([[1.0], [1.0]], [1, 3], [[1.0]], [2])  # a constant: no weight
-    assert constant.best_lambda == 10.0
+    assert constant.best_alpha == 10.0
     assert constant.predict([[1.0], [500.0]]).tolist() == [2.0, 2.0]
 
 

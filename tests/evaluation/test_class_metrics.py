@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation import ResamplingUnits, compare_paired, metrics_of, rows_for, score_predictions
+from hf_ext.evaluation import ResamplingGroups, compare_paired, metrics_of, rows_for, score_predictions
 from hf_ext.labels import LabelKind, make_kind
 
 
@@ -184,9 +184,9 @@ def test_intervals_by_cluster_are_wider_where_clusters_are_right_or_wrong_togeth
     is_right = np.repeat(np.random.default_rng(0).random(40) < 0.7, 25)
     labels = np.arange(1000) % 2
     predicted = one_hot(np.where(is_right, labels, 1 - labels).tolist(), 2)
-    clusters = ResamplingUnits.of("cluster", np.repeat(np.arange(40), 25))
+    clusters = ResamplingGroups.of("cluster", np.repeat(np.arange(40), 25))
     by_row = score_predictions(predicted, labels, kind=kind("classification", "ab"))
-    by_cluster = score_predictions(predicted, labels, kind=kind("classification", "ab"), units=clusters)
+    by_cluster = score_predictions(predicted, labels, kind=kind("classification", "ab"), groups=clusters)
     for name in ("accuracy", "mcc", "log_loss"):
         widths = [scores[name]["high"] - scores[name]["low"] for scores in (by_row, by_cluster)]
         assert by_row[name]["value"] == by_cluster[name]["value"]

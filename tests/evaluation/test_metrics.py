@@ -14,7 +14,8 @@ import pytest
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import METRIC_NAMES, RowMetrics, load_metric, rows_for, score_predictions
-from hf_ext.evaluation.metrics import Regression, mean_of_groups, per_group_spearman, score_names
+from hf_ext.evaluation.metrics.regression import Regression, mean_of_groups, per_group_spearman
+from hf_ext.evaluation.metrics.rows import score_names
 from hf_ext.labels import ONE_NUMBER
 
 

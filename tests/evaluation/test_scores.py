@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation import ResamplingUnits, compare_paired, rows_for, score_mean, score_predictions
+from hf_ext.evaluation import ResamplingGroups, compare_paired, rows_for, score_mean, score_predictions
 from hf_ext.labels import ONE_NUMBER
 
 PLAIN = ["spearman", "pearson", "rmse", "mae", "r2"]
@@ -62,7 +62,7 @@ def test_group_mean_weighs_groups_equally_and_resamples_groups() -> None:
     # a: -1 over 10 rows, b and c: +1 over 11 rows each, d: one row, no value
     groups = ["a"] * 10 + ["b"] * 11 + ["c"] * 11 + ["d"]
     measured = [*range(10), *range(11), *range(11), 5]
-    scores = score_predictions([*range(9, -1, -1), *measured[10:]], measured, groups=groups)
+    scores = score_predictions([*range(9, -1, -1), *measured[10:]], measured, group_names=groups)
     score = scores["per_group_spearman"]
     assert score["value"] == pytest.approx(1 / 3)
     assert (score["low"], score["high"]) == (pytest.approx(-1.0), pytest.approx(1.0))
@@ -74,17 +74,17 @@ def test_group_mean_weighs_groups_equally_and_resamples_groups() -> None:
 def test_unusable_rows_give_reasons_and_no_crash() -> None:
     broken = "1 of 2 predictions are NaN or infinite (first: row 0)"
     for predicted, measured, reason in (([], [], "no rows"), ([math.nan, 1.0], [1.0, 2.0], broken)):
-        scores = score_predictions(predicted, measured, groups=["a"] * len(measured))
+        scores = score_predictions(predicted, measured, group_names=["a"] * len(measured))
         assert {score["value"] for score in scores.values()} == {None}
         assert {scores[name]["undefined"] for name in NAMES} == {reason}
         assert scores["recall"]["base_rate"] is None
 
 
-def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_rows_or_units() -> None:
-    # all 10 of 10: 0.025 ** (1 / 10); of 5 units of two rows each 0.025 ** (1 / 5); none: the mirror image
+def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_rows_or_groups() -> None:
+    # all 10 of 10: 0.025 ** (1 / 10); of 5 groups of two rows each 0.025 ** (1 / 5); none: the mirror image
     assert score_mean(np.ones(10, bool), seed=0)["low"] == pytest.approx(0.6915, abs=1e-4)
-    units = ResamplingUnits.of("heavy", np.arange(10) // 2)
-    score = score_mean(np.zeros(10, bool), seed=0, units=units)
+    groups = ResamplingGroups.of("heavy", np.arange(10) // 2)
+    score = score_mean(np.zeros(10, bool), seed=0, groups=groups)
     assert (score["low"], score["high"]) == (0.0, pytest.approx(1 - 0.4782, abs=1e-4))
     score = score_mean(np.arange(10) < 8, seed=0)
     assert score["low"] < score["value"] == 0.8 < score["high"] <= 1

@@ -9,7 +9,7 @@ from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light
 from labelled_rows import make_labelled
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.evaluation import MODEL, ResamplingUnits
+from hf_ext.evaluation import MODEL, ResamplingGroups
 from hf_ext.generation.judging.copies import RANDOM, RETRIEVAL, SHUFFLED, find_recovery, judge_copies, make_baselines
 from hf_ext.generation.judging.discriminator import Discriminator, find_roles, judge_affinities
 from hf_ext.generation.judging.judgement import (
@@ -36,7 +36,7 @@ CDR3 = "ARDRSTYFDY"
 
 
 def by_antigen(values) -> Sampling:
-    return Sampling(ResamplingUnits.of("antigen", values), num_resamples=300)
+    return Sampling(ResamplingGroups.of("antigen", values), num_resamples=300)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ def test_columns_are_told_by_their_names():
 def test_shares_count_what_cannot_be_predicted_as_below_and_correlation_is_with_what_was_asked_for():
     found = judge_affinities(np.array([8.0, 7.0, 6.9, np.nan]), by_antigen(range(4)))
     assert (found["share_above"]["value"], [*found]) == (0.5, ["share_above"])
-    asked, units = np.arange(40) / 10, by_antigen(range(40))
-    score = judge_affinities(asked**3, units, asked=asked)["correlation"]
+    asked, groups = np.arange(40) / 10, by_antigen(range(40))
+    score = judge_affinities(asked**3, groups, asked=asked)["correlation"]
     assert (score["value"], score["low"], score["interval_by"]) == (pytest.approx(1.0), pytest.approx(1.0), "antigen")
-    assert judge_affinities(np.full(40, 7.0), units, asked=asked)["correlation"]["value"] is None
+    assert judge_affinities(np.full(40, 7.0), groups, asked=asked)["correlation"]["value"] is None
 
 
 def test_a_folder_predicts_what_it_can_read_and_its_record_is_a_doubt_or_none(make_affinity, tmp_path):

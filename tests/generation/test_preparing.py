@@ -80,7 +80,7 @@ def test_a_filter_that_leaves_nothing_or_one_affinity_is_refused(tmp_path):
 def test_intervals_resample_clusters_or_groups_of_antigens_where_each_has_one(tmp_path):
     def find_column(**given):
         data = load(tmp_path, **given)
-        return data.find_units(data.antibodies("test").antigens).column
+        return data.find_groups(data.antibodies("test").antigens).column
 
     assert find_column() == "antigen"
     assert find_column(data={"split": "cluster", "cluster_identity": 0.95}, table=make_table(60, 1)) == "cluster"

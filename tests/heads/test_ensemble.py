@@ -160,17 +160,17 @@ def test_on_random_labels_the_model_is_a_constant_and_that_is_said(train):
 
 def test_no_fold_cuts_what_was_held_out_together_and_its_broken_twin_does():
     clones = np.repeat(np.arange(NUM_CLONES), COPIES)
-    units = [*map(str, clones[:180])], [*map(str, clones[180:])]
+    groups = [*map(str, clones[:180])], [*map(str, clones[180:])]
 
     def num_cut(given):
-        parts = ensemble.make_parts(180, 60, 320, given, 0)
-        assert sorted(np.concatenate(parts)) == [*range(240)]
-        assert parts[0].tolist() == [*range(180, 240)]
-        return sum(len({*clones[part]} & {*np.delete(clones[:180], part)}) for part in parts[1:])
+        folds = ensemble.make_folds(180, 60, 320, given, 0)
+        assert sorted(np.concatenate(folds)) == [*range(240)]
+        assert folds[0].tolist() == [*range(180, 240)]
+        return sum(len({*clones[fold]} & {*np.delete(clones[:180], fold)}) for fold in folds[1:])
 
-    assert num_cut(units) == 0
+    assert num_cut(groups) == 0
     assert num_cut(None) > 30
-    assert len(ensemble.make_parts(180, 60, 12_800, units, 0)) == 1  # validation alone
+    assert len(ensemble.make_folds(180, 60, 12_800, groups, 0)) == 1  # validation alone
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_mixed_probabilities_are_better_than_shares_and_survive_the_folder(fit, 
     found = softmax(output.predictions, -1) if name == "classes" else expit(output.predictions)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-4 if name == "classes" else 3)
     shares = np.tile(LogLoss(trainer.predict(trainer.train_dataset).label_ids.astype(float), 3).constant(rows), (40, 1))
-    errors = [float(objective.errors(objective.judged(one, rows), rows)) for one in (found, shares)]
+    errors = [float(objective.errors(objective.entries(one, rows), rows)) for one in (found, shares)]
     assert errors[0] < 0.8 * errors[1]
     assert facts["error"] == pytest.approx(errors[0], rel=0.5)
     assert calibrate(trainer, test) == 1.0
@@ -92,7 +92,7 @@ def test_logistic_regression_is_that_of_scipy_and_leaves_out_what_is_not_known()
     labels[:7, 1] = UNKNOWN
     objective, rows = LogLoss(labels, 2), np.arange(60)
     weights, levels = objective.fit_linear(features.astype(np.float32), rows)
-    penalty = objective.penalties[1] * np.linalg.eigvalsh(np.cov(features.T, bias=True)).mean()
+    penalty = objective.alphas[1] * np.linalg.eigvalsh(np.cov(features.T, bias=True)).mean()
     known = labels != UNKNOWN
 
     def loss(flat: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from hf_ext.data import make_demo_table
 from hf_ext.errors import ArgumentError
-from hf_ext.evaluation import ResamplingUnits
+from hf_ext.evaluation import ResamplingGroups
 from hf_ext.finished.predict import main as predict_table
 from hf_ext.heads import fit_intervals, half_width, score_intervals
 from hf_ext.heads.intervals import conformal_half_widths
@@ -69,12 +69,12 @@ def test_they_are_quantiles_of_the_residuals_and_another_ensemble_drops_them(mak
 
 def test_rows_held_out_together_are_weighed_together_and_limits_are_left_out(make):
     trainer, rows = make(num_rows=60)
-    units = ResamplingUnits.of("heavy", np.arange(60) // 5)
+    groups = ResamplingGroups.of("heavy", np.arange(60) // 5)
     bounds = np.where(np.arange(60) % 5 == 0, -1, 0)
-    stored = fit_intervals(trainer, rows.add_column("bound", bounds.tolist()), units)
+    stored = fit_intervals(trainer, rows.add_column("bound", bounds.tolist()), groups)
     kept = bounds == 0
     residuals = (np.asarray(rows["label"]) - predict(trainer, rows))[kept]
-    expected = conformal_half_widths(residuals, (0.9,), units=units.select(kept))
+    expected = conformal_half_widths(residuals, (0.9,), groups=groups.select(kept))
     assert half_width(stored, 0.9) == pytest.approx(expected[0])
     assert (stored["num_rows"], stored["num_limits"], stored["unit"], stored["num_units"]) == (48, 12, "heavy", 12)
     with pytest.raises(

@@ -124,11 +124,11 @@ def rows(encoder):
     return columns
 
 
-def choose(encoder, rows, label, units=None, kind=ONE_NUMBER):
+def choose(encoder, rows, label, groups=None, kind=ONE_NUMBER):
     model, collator = make_parts(encoder, "auto", kind)
     table = Dataset.from_dict({"sequence": rows["sequence"], "label": rows[label] if isinstance(label, str) else label})
     splits = {"train": table.select(range(180)), "validation": table.select(range(180, NUM_ROWS))}
-    choose_layers(model, collator, splits, units, SimpleNamespace(seed=0, device=torch.device("cpu")))
+    choose_layers(model, collator, splits, groups, SimpleNamespace(seed=0, device=torch.device("cpu")))
     return model
 
 
@@ -160,8 +160,8 @@ def test_the_layer_that_labels_depend_on_is_found_and_else_the_last_is_kept(enco
 
 
 def test_few_units_that_were_held_out_together_claim_nothing(encoder, rows):
-    units = [str(i % 4) for i in range(180)], [str(4 + i % 2) for i in range(60)]
-    model = choose(encoder, rows, "layer1", units)
+    groups = [str(i % 4) for i in range(180)], [str(4 + i % 2) for i in range(60)]
+    model = choose(encoder, rows, "layer1", groups)
     assert model.config.encoder_specs[0].layer is None
     assert model.config.layer_choice["encoders"][0]["best"] == 1
 

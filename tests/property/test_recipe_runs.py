@@ -90,7 +90,7 @@ def test_the_final_scores_and_the_verdict_hold_them_too(run):
     assert results["verdict"]["comparison"]["after"] == model["recall"]["value"] > 0.2
     rows = read(folder / "predictions.csv")
     predicted, labels = ([float(row[name]) for row in rows] for name in ("prediction", "label"))
-    expected = score_predictions(predicted, labels, groups=[row["family"] for row in rows], threshold=7.5, seed=42)
+    expected = score_predictions(predicted, labels, group_names=[row["family"] for row in rows], threshold=7.5, seed=42)
     for name in (*METRICS, "per_group_spearman"):
         for number in ("value", "low", "high"):
             assert model[name][number] == pytest.approx(expected[name][number], abs=1e-3)

@@ -10,8 +10,8 @@ import pytest
 from datasets import Dataset
 
 from hf_ext.data import DataArguments, load_data
-from hf_ext.property import describe_units
-from hf_ext.property.rows import find_slices, find_units
+from hf_ext.property import describe_groups
+from hf_ext.property.rows import find_groups, find_slices
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 BY_PART = {"split_column": "part"}
@@ -56,25 +56,25 @@ def split(path: str, **settings: Any) -> tuple[DataArguments, Any]:
 )
 def test_what_was_held_out_together_is_found(path, settings, asked, found):
     args, splits = split(path, **settings)
-    units = find_units(args, splits, *asked)
-    assert (units and (units.column, units.num_units)) == found
+    groups = find_groups(args, splits, *asked)
+    assert (groups and (groups.column, groups.num_groups)) == found
 
 
 def test_a_split_by_group_or_cluster_is_resampled_by_that(path):
     args, splits = split(path, split="group:clone", split_sizes=[0.5, 0.2, 0.3])
-    units = find_units(args, splits)
-    assert (units.column, units.num_units) == ("clone", len(set(splits["test"]["clone"])))
+    groups = find_groups(args, splits)
+    assert (groups.column, groups.num_groups) == ("clone", len(set(splits["test"]["clone"])))
     args, splits = split(path, split="cluster", cluster_column="heavy", split_sizes=[0.5, 0.2, 0.3])
     for name in ("test", "validation"):
-        units = find_units(args, splits, name)
-        assert (units.column, units.num_units) == ("cluster", len(set(splits[name]["heavy"])))
+        groups = find_groups(args, splits, name)
+        assert (groups.column, groups.num_groups) == ("cluster", len(set(splits[name]["heavy"])))
     assert not set(splits["validation"]["split_cluster"]) & set(splits["test"]["split_cluster"])
 
 
 def test_of_one_held_out_value_nothing_is_claimed(path):
     args, splits = split(path, split="group:clone", split_sizes=[0.5, 0.2, 0.3])
     one = splits["test"].filter(lambda row: row["clone"] == splits["test"]["clone"][0])
-    (said,) = describe_units(find_units(args, {**splits, "test": one}))
+    (said,) = describe_groups(find_groups(args, {**splits, "test": one}))
     assert said.startswith("All rows have the same clone: no interval can be had from one.")
 
 

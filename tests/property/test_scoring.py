@@ -9,7 +9,7 @@ from datasets import Dataset, concatenate_datasets
 from hf_ext.baselines import Baselines
 from hf_ext.baselines.fitted import fit_baselines
 from hf_ext.data import STANDARD
-from hf_ext.evaluation import ResamplingUnits
+from hf_ext.evaluation import ResamplingGroups
 from hf_ext.property import scoring
 from hf_ext.property.scoring import score_split
 from hf_ext.trainer import FastTrainer
@@ -119,20 +119,20 @@ def test_a_stream_is_judged_against_the_mean_that_scaled_the_model(make_trainer,
 @pytest.mark.nightly
 def test_intervals_by_antigen_say_of_how_many_in_table_notes_verdict_and_json(make_trainer, splits):
     repeated = {**splits, "test": concatenate_datasets([splits["test"].select(range(20))] * 4)}
-    units = ResamplingUnits.of("antigen", repeated["test"]["antigen"][:])
-    few = ResamplingUnits.of("antigen", [f"{i % 5}" for i in range(80)])
+    groups = ResamplingGroups.of("antigen", repeated["test"]["antigen"][:])
+    few = ResamplingGroups.of("antigen", [f"{i % 5}" for i in range(80)])
     trainer = make_trainer()
-    by_row, by_unit, of_few = (
-        score_split(trainer, repeated, "test", None, None, units=by) for by in (None, units, few)
+    by_row, by_group, of_few = (
+        score_split(trainer, repeated, "test", None, None, groups=by) for by in (None, groups, few)
     )
-    facts = by_unit.to_dict()
+    facts = by_group.to_dict()
     assert (facts["interval_by"], facts["num_units"]) == ("antigen", 20)
     assert facts["scores"]["one-hot ridge"]["rmse"]["num_units"] == 20
-    assert by_unit.verdict.text.endswith("Intervals resample 20 values of antigen.")
+    assert by_group.verdict.text.endswith("Intervals resample 20 values of antigen.")
     assert any("from only 5 values of antigen is not to be trusted" in line for line in of_few.table().splitlines())
     assert not any("Intervals resample" in line for line in by_row.table().splitlines())
     # Four copies of each row: intervals by row are those of four times as many rows, half as wide.
-    width = [one.scores["model"]["rmse"] for one in (by_row, by_unit)]
+    width = [one.scores["model"]["rmse"] for one in (by_row, by_group)]
     assert 1.6 < (width[1]["high"] - width[1]["low"]) / (width[0]["high"] - width[0]["low"]) < 3
 
 
@@ -140,8 +140,8 @@ def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_traine
     trainer, labels = make_trainer(), np.asarray(splits["test"]["label"][:])
     told = labels + 0.01, labels  # a model that knows the labels
     monkeypatch.setattr(scoring, "unpack_labelled", lambda predicted, kind: told)
-    one = ResamplingUnits.of("clone", ["c"] * len(labels))
-    plain, alone = (score_split(trainer, splits, "test", None, None, units=by) for by in (None, one))
+    one = ResamplingGroups.of("clone", ["c"] * len(labels))
+    plain, alone = (score_split(trainer, splits, "test", None, None, groups=by) for by in (None, one))
     assert plain.verdict.outcome == "better"
     assert (alone.verdict.outcome, alone.verdict.is_better) == ("undecided", None)
     assert alone.verdict.text.endswith("All rows have the same clone: no interval can be had from one.")

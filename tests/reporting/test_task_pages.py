@@ -16,7 +16,7 @@ from report_runs import (
 )
 from tiny_generators import make_generator
 
-from hf_ext.evaluation import ResamplingUnits
+from hf_ext.evaluation import ResamplingGroups
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.judging.judgement import judge_condition, judge_generated
 from hf_ext.generation.rows import AntibodyRows, Sampling
@@ -35,7 +35,7 @@ def judged():
     training = antibodies(8, random_antigens(4, seed=2), seed=3)
     chains = [training.heavy[0], *(heavy(NEW[:-1] + letter) for letter in "ADEFHKLMNPQ")]
     rows = AntibodyRows.of_columns(chains, [light()] * 12, ANTIGENS)
-    sampling = Sampling(ResamplingUnits.of("antigen", ANTIGENS), num_resamples=50)
+    sampling = Sampling(ResamplingGroups.of("antigen", ANTIGENS), num_resamples=50)
     losses = [1.0, 1.1] * 6
     effect = judge_condition("antigen", [100] * 12, losses, losses, sampling)
     return rows, judge_generated(rows, training, antibodies(12, ANTIGENS, seed=4), sampling, effects=[effect])[0]

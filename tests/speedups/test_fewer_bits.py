@@ -14,7 +14,7 @@ from tiny_masked_lm import make_rows
 from token_rows import pad_rows
 from transformers import EsmForMaskedLM, EsmForSequenceClassification, default_data_collator
 
-from hf_ext.baselines.fitted import encode_as_before
+from hf_ext.baselines.embedded import encode_as_before
 from hf_ext.errors import CheckpointError, MissingDependencyError, PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import LoraSettings, merged_copy, wrap_with_lora

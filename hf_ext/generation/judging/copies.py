@@ -26,7 +26,7 @@ def judge_copies(
     """Counts how many of n outputs are distinct, and how many are copies of training antibodies.
 
     Args:
-        sampling: its units are those of `rows`.
+        sampling: its groups are those of `rows`.
 
     Returns:
         Scores:

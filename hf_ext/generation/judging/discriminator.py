@@ -15,7 +15,7 @@ from ...errors import ArgumentError, DataError
 from ...evaluation import FloatArray, Score, score_predictions
 from ...property import AffinityPredictor
 from ...reporting import RunRecord, VerdictRecord, read_record
-from ..rows import AntibodyRows, Sampling, find_form_problems, mean_score, of_units
+from ..rows import AntibodyRows, Sampling, by_groups, find_form_problems, mean_score
 
 THRESHOLD = 7.0  # pKd: 100 nM
 _NAMES = {  # how columns are called, with - and blanks as _
@@ -116,7 +116,7 @@ def judge_affinities(
 
     Args:
         predicted: (n,) label units; NaN where it could not predict.
-        sampling: its units are those of these rows.
+        sampling: its groups are those of these rows.
         asked: (n,) pKd that each output was asked to have; None: nothing was asked for.
         threshold: label units.
 
@@ -131,4 +131,4 @@ def judge_affinities(
     drawn = sampling.of_rows(has_value)
     wanted = np.asarray(asked, np.float64)[has_value]
     found = score_predictions(predicted[has_value], wanted, threshold=None, **drawn)
-    return {**scores, "correlation": of_units(found["spearman"], drawn["units"])}
+    return {**scores, "correlation": by_groups(found["spearman"], drawn["groups"])}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DataError
-from ...evaluation import MIN_UNITS, MODEL, PairedComparison, ResamplingUnits, find_hardest, places_of
+from ...evaluation import MIN_GROUPS, MODEL, PairedComparison, ResamplingGroups, find_hardest, places_of
 from ...text import capitalize, score, share
 from ..rows import AntibodyRows, Sampling, compare_means, find_problems, mean_score
 from .copies import RANDOM, find_recovery, judge_copies, make_baselines
@@ -53,7 +53,7 @@ def judge_generated(
         generated: n outputs with the antigen that each was written for.
         training: what the model was trained on; baselines are made of it.
         held_out: binders of these antigens that training did not hold; of other antigens none is looked at.
-        sampling: its units are the antigens, or their clusters, of the n outputs; its seed also makes the baselines.
+        sampling: its groups are the antigens, or their clusters, of the n outputs; its seed also makes the baselines.
         discriminator: predicts affinities; those at or above `threshold` are counted.
         effects: from `judge_condition`, of the antigen and of pKd.
         asked: (n,) pKd that each output was asked to have; None: nothing was asked for.
@@ -73,20 +73,20 @@ def judge_generated(
         discriminator, affinity.
 
     Raises:
-        DataError: no outputs, or units of another number of rows.
+        DataError: no outputs, or groups of another number of rows.
 
     Cost: 0.1 s a distinct new pair against 12,000 training pairs, for the model's outputs and one baseline's.
     """
     if not len(generated):
         raise DataError("There are no outputs to judge: generate some first.")
-    unit_of = dict(zip(generated.antigens, sampling.units.unit_of_row.tolist()))
+    unit_of = dict(zip(generated.antigens, sampling.groups.group_of_row.tolist()))
     real = held_out.select([antigen in unit_of for antigen in held_out.antigens])
-    units = ResamplingUnits.of(sampling.units.column, [unit_of[antigen] for antigen in real.antigens])
+    groups = ResamplingGroups.of(sampling.groups.column, [unit_of[antigen] for antigen in real.antigens])
     sets: dict[str, dict[str, Any]] = {}
     measures: dict[str, dict[str, np.ndarray]] = {}
 
     def judge_set(name: str, rows: AntibodyRows) -> None:
-        drawn = replace(sampling, units=units) if name == HELD_OUT else sampling
+        drawn = replace(sampling, groups=groups) if name == HELD_OUT else sampling
         problems = find_problems(rows, needs_light)
         copies, nearest = judge_copies(rows, training, drawn)
         by_row = {"valid": np.array([one is None for one in problems], dtype=bool), **nearest}
@@ -113,7 +113,7 @@ def judge_generated(
         "sets": sets,
         "comparisons": {name: one.as_dict() for name, one in comparisons.items()},
         "effects": list(effects),
-        "notes": [sampling.units.why_not_enough() or f"Intervals resample {sampling.units.describe()}."],
+        "notes": [sampling.groups.why_not_enough() or f"Intervals resample {sampling.groups.describe()}."],
         "doubt": doubt,
     }, measures[MODEL]
 
@@ -131,7 +131,7 @@ def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
         "unique": scores["unique_pairs"]["value"],
         "share_above": believed.get("share_above", {}).get("value"),
         "correlation": believed.get("correlation", {}).get("value"),
-        "beats_random": against["low"] if against["num_effective_units"] >= MIN_UNITS else None,
+        "beats_random": against["low"] if against["num_effective_units"] >= MIN_GROUPS else None,
     }
 
 
@@ -261,11 +261,11 @@ def judge_condition(
         condition: what was shuffled, "antigen" or "pKd".
         num_tokens: (n,) predicted tokens of each row.
         true_losses, shuffled_losses: (n,) summed loss of each row in nats, finite, in evaluation mode.
-        sampling: its units are the antigens, or their clusters, of these rows.
+        sampling: its groups are the antigens, or their clusters, of these rows.
 
     Returns:
         JSON-able: `condition`; `reading`: reads, ignores (the interval does not lie above 0), or undecided (too few
-        units were drawn); `text`, a clause with its numbers; `comparison`, in which `improvement` is what the true
+        groups were drawn); `text`, a clause with its numbers; `comparison`, in which `improvement` is what the true
         condition saves, nats per token.
     """
     one = compare_means(shuffled_losses, true_losses, sampling, num_tokens)

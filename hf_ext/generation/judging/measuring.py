@@ -161,7 +161,7 @@ def measure(
             written,
             data.antibodies("train"),
             data.antibodies("test"),
-            Sampling(data.find_units(antigens), seed=seed),
+            Sampling(data.find_groups(antigens), seed=seed),
             discriminator=discriminator,
             threshold=args.affinity_threshold,
             effects=effects,
@@ -256,12 +256,12 @@ def measure_effects(trainer: FastTrainer, data: PairData, inputs: Inputs) -> lis
     seed = trainer.args.seed
     rows, affinities = data.take("test", seed, MAX_MEASURED)
     true = _sum_losses(trainer, inputs.tokenize(rows, affinities))
-    sampling = Sampling(data.find_units(rows.antigens), seed=seed)
+    sampling = Sampling(data.find_groups(rows.antigens), seed=seed)
     effects = []
     for condition in ("antigen", "pKd") if affinities is not None else ("antigen",):
         try:
             if condition == "antigen":
-                other = tuple(shuffle_antigens(rows.antigens, seed, sampling.units.unit_of_row.tolist()))
+                other = tuple(shuffle_antigens(rows.antigens, seed, sampling.groups.group_of_row.tolist()))
                 mixed = inputs.tokenize(replace(rows, antigens=other), affinities)
             else:
                 mixed = inputs.tokenize(rows, shuffle_affinities(affinities or [], seed))

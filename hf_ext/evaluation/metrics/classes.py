@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import Array, FloatArray, IntArray, count_not_finite, divide
-from .metrics import Counted, Rows, Summed
+from .arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
+from .rows import Counted, Rows, Summed
 
-CLASS_METRICS = ("accuracy", "balanced_accuracy", "mcc", "macro_f1", "log_loss", "calibration_error")
+CLASS_METRICS = (
+    "accuracy",
+    "balanced_accuracy",
+    "mcc",
+    "macro_f1",
+    "log_loss",
+    "calibration_error",
+)
 TWO_CLASS_METRICS = ("auroc", "average_precision")  # of the second class
 MULTILABEL_METRICS = ("f1_max", "average_precision", "log_loss")
 LEAST = 1e-15  # a probability below it counts as it: a model that was sure and wrong costs 34.5 nats
@@ -87,20 +95,27 @@ class Classification(Rows):
         numbers = self._sum(np.ones(len(self._row)))
         right = (self.predicted == self._labels).astype(np.float64)
         right[~np.isfinite(self._top)] = np.nan
-        return {"accuracy": Summed(self._sum(right), numbers), "log_loss": Summed(self._sum(self._losses), numbers)}
+        return {
+            "accuracy": Summed(self._sum(right), numbers),
+            "log_loss": Summed(self._sum(self._losses), numbers),
+        }
 
     @cached_property
     def _tallies(self) -> Once:
         """Counts to how often each class is true, predicted, and both, (resamples, classes) each."""
-        from scipy.sparse import csr_matrix  # here, since scipy takes 0.2 s that numbers do not need
+        from scipy.sparse import (
+            csr_matrix,
+        )  # here, since scipy takes 0.2 s that numbers do not need
 
-        found, codes = np.unique(np.append(self._labels, self.predicted), return_inverse=True)
+        both = np.append(self._labels, self.predicted)
+        found, codes = np.unique(both, return_inverse=True)
+        num = len(found)
         true, called = np.split(codes, 2)
         is_right = true == called
-        where = np.concatenate([true, len(found) + called, 2 * len(found) + true[is_right]])
+        where = np.concatenate([true, num + called, 2 * num + true[is_right]])
         row = np.concatenate([self._row, self._row, self._row[is_right]])
-        entries = (np.ones(len(row)), (where, row))
-        table = csr_matrix(entries, shape=(3 * len(found), self.num_rows))
+        ones = np.ones(len(row))
+        table = csr_matrix((ones, (where, row)), shape=(3 * num, self.num_rows))
         return Once(lambda counts: np.split((table @ counts.T).T, 3, axis=1))
 
     def balanced_accuracy(self, counts: FloatArray) -> FloatArray:
@@ -120,10 +135,10 @@ class Classification(Rows):
         Computational Biology and Chemistry 28 (2004), 367.
         """
         true, called, right = self._tallies(counts)
-        squares = true.sum(axis=1) ** 2
-        covariance = true.sum(axis=1) * right.sum(axis=1) - np.einsum("bk,bk->b", true, called)
-        of_called = squares - np.einsum("bk,bk->b", called, called)
-        of_true = squares - np.einsum("bk,bk->b", true, true)
+        num = true.sum(axis=1)
+        covariance = num * right.sum(axis=1) - _products(true, called)
+        of_called = num**2 - _products(called, called)
+        of_true = num**2 - _products(true, true)
         return np.nan_to_num(divide(covariance, np.sqrt(of_called * of_true)))
 
     @cached_property
@@ -143,7 +158,10 @@ class Classification(Rows):
 
         Bins hold equally many values of all rows, ordered by that probability (adaptive expected calibration error).
         """
-        return divide(np.abs(counts @ self._gaps).sum(axis=1), counts @ self.means["accuracy"].numbers)
+        return divide(
+            np.abs(counts @ self._gaps).sum(axis=1),
+            counts @ self.means["accuracy"].numbers,
+        )
 
     def metric(self, name: str) -> Counted:
         """Returns the metric as a function of counts; of the second of two classes see `Ranking`."""
@@ -197,17 +215,22 @@ class Multilabel(Rows):
         row, _ = np.nonzero(self._known)
         values = self._probabilities[self._known]
         has = self._has[self._known]
-        ranks = np.unique(np.geomspace(1, len(values), NUM_CUTS).astype(np.int64))
-        cuts = np.unique(np.sort(values)[-ranks])
-        level = np.searchsorted(cuts, values, side="right")  # how many thresholds it reaches
-        place = row * (len(cuts) + 1) + level
+        ranks = np.geomspace(1, len(values), NUM_CUTS).astype(np.int64)
+        cuts = np.unique(np.sort(values)[-np.unique(ranks)])
+        num_reached = np.searchsorted(cuts, values, side="right")
         size = (self.num_rows, len(cuts) + 1)
+        place = row * size[1] + num_reached
 
         def reached(place: IntArray) -> FloatArray:
-            table = np.bincount(place, minlength=size[0] * size[1]).reshape(size)
-            return np.cumsum(table[:, ::-1], axis=1, dtype=np.float64)[:, :-1]
+            table = np.bincount(place, minlength=math.prod(size)).reshape(size)
+            up_to = np.cumsum(table[:, ::-1], axis=1, dtype=np.float64)
+            return up_to[:, :-1]
 
-        return reached(place), reached(place[has]), self._has.sum(axis=1, dtype=np.float64)
+        return (
+            reached(place),
+            reached(place[has]),
+            self._has.sum(axis=1, dtype=np.float64),
+        )
 
     def f1_max(self, counts: FloatArray) -> FloatArray:
         """Computes F1 of all pairs of row and label (micro), at the one threshold of all labels where it is highest.
@@ -233,6 +256,11 @@ class Multilabel(Rows):
         """Averages over the labels that some row has (macro); see `Ranking`."""
         values = np.stack([ranking.average_precision(counts) for ranking in self._rankings], axis=1)
         return _mean(values, np.isfinite(values))
+
+
+def _products(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Sums products over the second axis."""
+    return np.einsum("bk,bk->b", one, other)
 
 
 def _mean(values: FloatArray, exists: NDArray[np.bool_]) -> FloatArray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import FloatArray, divide
+from .arrays import FloatArray, divide
 
 
 class Once:
@@ -42,8 +42,10 @@ def rank(values: FloatArray) -> Callable[[FloatArray], tuple[FloatArray, FloatAr
         if len(ends) < counts.shape[1]:
             up_to = up_to[:, ends]
         in_tie = np.diff(up_to, axis=1, prepend=0.0)
-        centred = up_to - (in_tie - 1) / 2 - (up_to[:, -1:] + 1) / 2
-        return np.take(centred, tie, axis=1), np.einsum("bt,bt,bt->b", in_tie, centred, centred)
+        mean_rank = (up_to[:, -1:] + 1) / 2
+        centred = up_to - (in_tie - 1) / 2 - mean_rank
+        squares = np.einsum("bt,bt,bt->b", in_tie, centred, centred)
+        return np.take(centred, tie, axis=1), squares
 
     return of
 
@@ -52,7 +54,8 @@ def sort_ties(values: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Returns row numbers, lowest value first, and where among them each run of equal values ends."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
+    changes = np.flatnonzero(ordered[1:] != ordered[:-1])
+    return order, np.append(changes, len(order) - 1)
 
 
 class Ranking:
@@ -68,24 +71,36 @@ class Ranking:
     Cost: a sort; for each resample one pass over the rows, and little where hits are few.
     """
 
-    def __init__(self, scores: FloatArray, is_hit: NDArray[np.bool_], rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        scores: FloatArray,
+        is_hit: NDArray[np.bool_],
+        rows: NDArray[np.int64] | None = None,
+    ) -> None:
         order, ends = sort_ties(-scores)
         begins = np.append(0, ends[:-1] + 1)
-        tie_of_hit = np.searchsorted(ends, np.flatnonzero(is_hit[order]))
+        place_of_hit = np.flatnonzero(is_hit[order])
+        hits = order[place_of_hit]
+        tie_of_hit = np.searchsorted(ends, place_of_hit)
         ties, first_hits = np.unique(tie_of_hit, return_index=True)
-        hits = order[is_hit[order]]
-        bounds = np.unique(np.concatenate([[0], begins[ties], ends[ties] + 1]))
-        begin = np.searchsorted(bounds, begins[ties])
-        end = np.searchsorted(bounds, ends[ties] + 1)
+        first = begins[ties]
+        behind = ends[ties] + 1
+        bounds = np.unique(np.concatenate([[0], first, behind]))
+        begin = np.searchsorted(bounds, first)
+        end = np.searchsorted(bounds, behind)
         bounds = bounds[bounds < len(order)]
         if rows is not None:
             order = rows[order]
             hits = rows[hits]
 
-        def cut(counts: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-            sums = np.add.reduceat(np.take(counts, order, axis=1), bounds, axis=1)
+        def cut(
+            counts: FloatArray,
+        ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+            ordered = np.take(counts, order, axis=1)
+            sums = np.add.reduceat(ordered, bounds, axis=1)
             up_to = np.cumsum(np.pad(sums, ((0, 0), (1, 0))), axis=1)
-            with_hits = np.add.reduceat(np.take(counts, hits, axis=1), first_hits, axis=1)
+            of_hits = np.take(counts, hits, axis=1)
+            with_hits = np.add.reduceat(of_hits, first_hits, axis=1)
             return up_to[:, begin], up_to[:, end], with_hits, up_to[:, -1:]
 
         # At each score that a hit has: rows above it, rows down to it, hits with it, (resamples, scores); all rows.
