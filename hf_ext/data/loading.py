@@ -18,11 +18,10 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
 from .arguments import DataArguments
-from .cleaning import RowSchema, clean_stream
+from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
 from .columns import as_dataset, read_table
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
-from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
 from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 

@@ -11,69 +11,27 @@ import json
 import logging
 import os
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import CacheError, DataError, NotFiniteError
-from ..files import follow_umask, sync
+from .shards import KEY_BYTES, Shard, content_hash, writing
 
 logger = logging.getLogger(__name__)
 
-KEY_BYTES = 16
 MAX_SHARD_BYTES = 2**29  # merging holds three times as much in memory
 MAX_SMALL = 16  # shards of less than half of it that are left as they are
 SHARD_GLOB = "rows-*.safetensors"  # another layout has another name: files of before are not looked at
 LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
 SHOWN = 3
 _DAMAGED = "Embedding shard %s is damaged; removed, its sequences are encoded again."
-
-
-class Shard:
-    """One file, mapped into memory, not read.
-
-    Args:
-        path: a regular file.
-        is_whole: whether its content is known to be what was written.
-
-    Raises:
-        SafetensorError: the file is no shard, or not all of one.
-    """
-
-    def __init__(self, path: Path, is_whole: bool = False):
-        self.path = path
-        self.is_whole = is_whole
-        self.status = path.stat()
-        with safe_open(path, framework="pt") as file:
-            self._tensors = {name: file.get_tensor(name) for name in ("keys", "starts", "values")}
-            self._promised = (file.metadata() or {}).get("sha256")
-        self.keys = self._tensors["keys"].numpy().view(f"S{KEY_BYTES}").ravel()
-        self.starts = self._tensors["starts"].numpy()
-        self.values = self._tensors["values"]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Shard, (self.path, self.is_whole)  # data workers that are spawned map it themselves
-
-    def verify(self) -> bool:
-        """Checks whether the content is what was written.
-
-        Cost: the first time it is read and hashed, about 1 s per GB.
-        """
-        self.is_whole = self.is_whole or _content_hash(self._tensors) == self._promised
-        return self.is_whole
-
-    def remove(self) -> None:
-        """Deletes the file, unless another process has put a new one in its place."""
-        with suppress(FileNotFoundError):
-            if os.path.samestat(self.path.stat(), self.status):
-                self.path.unlink()
 
 
 class EmbeddingStore:
@@ -111,7 +69,7 @@ class EmbeddingStore:
                 f"embedding_cache_dir={str(cache_dir)!r} cannot be made ({error}); give another."
             ) from error
         if not (self.folder / "key.json").exists():
-            with _writing(self.folder / "key.json") as draft:
+            with writing(self.folder / "key.json") as draft:
                 draft.write_text(text)
         self._shards: list[Shard] = []
         self.refresh()
@@ -275,8 +233,8 @@ class EmbeddingStore:
             "values": values[torch.from_numpy(rows)],
         }
         path = self.folder / f"rows-{hashlib.sha256(keys.tobytes()).hexdigest()[:20]}.safetensors"
-        with _writing(path) as draft:
-            save_file(tensors, draft, metadata={"sha256": _content_hash(tensors)})
+        with writing(path) as draft:
+            save_file(tensors, draft, metadata={"sha256": content_hash(tensors)})
         self._shards.append(Shard(path, is_whole=True))
 
     def _is_whole(self, shard: Shard) -> bool:
@@ -321,25 +279,3 @@ def _common(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     place = np.minimum(np.searchsorted(other, one), len(other) - 1)
     here = np.flatnonzero(other[place] == one)
     return here, place[here]
-
-
-def _content_hash(tensors: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    """Gives a draft that no other process has; it takes the name of `path` once all of it is on the disk."""
-    draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        yield draft
-        follow_umask(draft)
-        sync(draft)
-        os.replace(draft, path)
-        sync(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from .number import Number
     from .numbers import Numbers
     from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs
-    from .registry import KINDS, ONE_NUMBER, STREAMED, TaskChoice, kind_from_state, make_kind
     from .residue_numbers import ResidueNumbers
     from .residues import ResidueClasses
-    from .rules import STREAM_TASK, choose_task
+    from .rules import KINDS, ONE_NUMBER, STREAM_TASK, STREAMED, TaskChoice, choose_task, kind_from_state, make_kind
     from .sets import LabelColumns, LabelSets
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

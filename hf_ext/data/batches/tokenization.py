@@ -1,36 +1,22 @@
-"""Rows of text columns to model inputs: the tokenizer's own ids by table look-up, without its per-character Python."""
+"""Rows of text columns to token ids: the tokenizer's own ids by table look-up, without its per-character Python."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from operator import itemgetter
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 
 from ...errors import ArgumentError, DataError
-from ...files import parse_json, write_text
-from ...labels import ONE_NUMBER, LabelKind, kind_from_state
-from ...pretrained import reading
-from ..arguments import TooLong
-from ..columns import column_names, read_columns, row_lengths
-from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
+from ..proteins import RARE, STANDARD
 
 MAX_UNKNOWN_SHARE = 0.01
-STREAM_CHECK_ROWS = 1000
-MAX_LISTED = 10  # rows in a message
-INPUTS_NAME = "inputs.json"
-OPTIONS = ("too_long", "missing_chains")
-_NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
+NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
 
 
 @dataclass(frozen=True)
@@ -78,8 +64,8 @@ class ResidueTokenizer:
         self.pad_token_id = int(tokenizer.pad_token_id)
         self.template = _read_template(tokenizer, num_parts)
         self.table = _read_table(tokenizer, self.template)
-        limit = int(min(max_length or tokenizer.model_max_length, _NO_LIMIT))
-        self.max_residues: int | None = None if limit >= _NO_LIMIT else limit - self.template.num_special
+        limit = int(min(max_length or tokenizer.model_max_length, NO_LIMIT))
+        self.max_residues: int | None = None if limit >= NO_LIMIT else limit - self.template.num_special
         self.limited_by = "its encoder takes"  # with the number of residues behind it
         if limit - self.template.num_special < num_parts:
             raise ArgumentError(
@@ -89,7 +75,7 @@ class ResidueTokenizer:
 
     def limit(self, max_residues: int | None, limited_by: str) -> None:
         """Lowers `max_residues`, of both parts of a pair; `limited_by` are the words before the number in messages."""
-        if max_residues is not None and max_residues < (self.max_residues or _NO_LIMIT):
+        if max_residues is not None and max_residues < (self.max_residues or NO_LIMIT):
             self.max_residues = max_residues
             self.limited_by = limited_by
 
@@ -212,224 +198,3 @@ def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
 def _not_for_proteins(tokenizer: Any, problem: str) -> DataError:
     name = f"{type(tokenizer).__name__} ({tokenizer.name_or_path!r})"
     return DataError(f"{name} {problem}. Use the tokenizer of a protein language model with one token per residue.")
-
-
-def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, Any]]:
-    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
-
-    Args:
-        collator: `SequenceCollator` or `MaskedLMCollator`.
-        splits: name -> rows; of a stream the first `STREAM_CHECK_ROWS` stand for all.
-        source: where the rows are from, for messages.
-
-    Returns:
-        Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`, a sentence
-        that says by what, how many sequences and rows, and how much is lost.
-
-    Raises:
-        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
-            first ones with file row and length.
-    """
-    report: dict[str, dict[str, Any]] = {}
-    for name, columns in collator.columns.items():
-        counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
-        tokenizer = collator.tokenizers[name]
-        unknown = tokenizer.check_contract([part for row in counts for part in row], name)
-        lengths = {row: sum(map(len, row)) for row in counts}
-        limit = tokenizer.max_residues or _NO_LIMIT
-        above = {row: length for row, length in lengths.items() if length > limit}
-        report[name] = {"unknown_share": unknown, "longest": max(lengths.values())}
-        if above:
-            try:
-                collator.encode(name, *zip(max(above.items(), key=itemgetter(1))[0]))  # raises unless allowed
-            except DataError as error:
-                rows_above = _list_long(splits, columns, limit, source)
-                raise DataError(f"{error}\n{rows_above}") from error
-            lost = sum((length - limit) * counts[row] for row, length in above.items())
-            share = lost / sum(length * counts[row] for row, length in lengths.items())
-            rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"
-            report[name]["cut"] = (
-                f"longer than the {limit:,} residues that {tokenizer.limited_by}: {len(above):,} of {len(counts):,} "
-                f"sequences ({rows}). {collator.CUT}; {lost:,} residues, {share:.2%} of all, are not read. Instead: "
-                "cut them into domains, take an encoder for longer ones, or refuse them with --too_long error."
-            )
-    return report
-
-
-def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
-    """Lists rows above the limit: how many, and the first ones."""
-    found = []
-    for split_name, split in splits.items():
-        rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
-        for number, row in enumerate(rows, 1):
-            length = sum(len(row[column]) for column in columns)
-            if length > limit:
-                found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
-    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
-    return (
-        f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
-        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --too_long error --max_residues N "
-        "--bad_rows drop, N per column."
-    )
-
-
-def _read_rows(split: Any, columns: Sequence[str]) -> Iterable[Any]:
-    if hasattr(split, "__len__"):
-        return read_columns(split, columns)
-    return (tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
-
-
-class SequenceCollator:
-    """Tokenizes each encoder input of a batch; truncates what is too long; stacks labels and bounds.
-
-    Args:
-        tokenizers: input name -> its tokenizer.
-        columns: input name -> the one or two columns it reads.
-        too_long: "error" or "truncate" for inputs above the tokenizer's limit.
-        missing_chains: columns that may be "". Of a pair, the other part is then encoded alone. An input that a row
-            lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
-            which of these each row of the batch is, -1 where it lacks the input.
-        kind: of the labels.
-
-    Attributes:
-        optional_inputs: names of inputs all of whose columns may be "".
-
-    Raises:
-        DataError: (when called) an input is too long and `too_long` is "error".
-    """
-
-    CUT = "Their ends are cut off"
-
-    def __init__(
-        self,
-        tokenizers: Mapping[str, ResidueTokenizer],
-        columns: Mapping[str, Sequence[str]],
-        too_long: TooLong = "error",
-        missing_chains: Sequence[str] = (),
-        kind: LabelKind = ONE_NUMBER,
-    ):
-        self.tokenizers = dict(tokenizers)
-        self.kind = kind
-        self.columns = {name: list(parts) for name, parts in columns.items()}
-        self.too_long: TooLong = too_long
-        self.missing_chains = [*missing_chains]
-
-    @property
-    def optional_inputs(self) -> list[str]:
-        return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
-
-    def resolve_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
-        """Sets what becomes of long inputs from here on; None leaves it as it is."""
-        self.too_long = too_long or self.too_long
-        for tokenizer in self.tokenizers.values() if self.too_long == "truncate" else ():
-            tokenizer.limit(max_residues, "--max_residues allows")
-
-    @property
-    def longest(self) -> int | None:
-        """Residues that are left of a row of one column; None for all."""
-        (tokenizer, *_) = self.tokenizers.values()
-        return tokenizer.max_residues if self.too_long == "truncate" else None
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
-        root = Path(folder)
-        inputs = []
-        for i, (name, tokenizer) in enumerate(self.tokenizers.items()):
-            tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
-            inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
-        settings = {**{name: getattr(self, name) for name in OPTIONS}, "label_kind": self.kind.state()}
-        write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
-
-    @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:
-        """Reads back what `save_pretrained` wrote: the same ids for the same text.
-
-        Raises:
-            DataError: `inputs.json` is not there, or damaged.
-            ArgumentError: a tokenizer is not there, damaged, or needs code of its own.
-        """
-        root = Path(folder)
-        path = root / INPUTS_NAME
-        try:
-            settings = parse_json(path.read_bytes())
-            inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
-            options = {name: settings[name] for name in OPTIONS}
-            kind = kind_from_state(settings["label_kind"])
-        except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
-            text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
-            raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
-        tokenizers = {}
-        for i, (name, (columns, max_residues)) in enumerate(inputs.items()):
-            place = root / "tokenizers" / str(i)
-            with reading(f"{place}: no tokenizer there for input '{name}'", place, "Copy the model again."):
-                tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
-            tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
-            tokenizers[name].max_residues = max_residues
-            tokenizers[name].limited_by = "this model reads"
-        return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
-
-    def __call__(self, features: Any) -> dict[str, Any]:
-        """`labels` and `bounds` of rows that have them, and `sequences`: the tensors of each input."""
-        if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
-            batch = dict(features)
-            rows = batch.pop("live", None)
-        else:
-            rows = features
-            batch = {}
-            if "label" in rows[0]:
-                batch["labels"] = self.kind.stack([row["label"] for row in rows], self.longest)
-            if "bound" in rows[0]:
-                batch["bounds"] = torch.tensor([int(row["bound"]) for row in rows])
-        if rows:
-            live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
-            batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
-        return batch
-
-    def count_tokens(self, dataset: object) -> np.ndarray:
-        """Counts tokens of each row, special ones included, of the inputs that `dataset` has: (rows, inputs), int64."""
-        names = set(column_names(dataset))
-        counted = []
-        for name in (name for name, columns in self.columns.items() if set(columns) <= names):
-            tokenizer = self.tokenizers[name]
-            residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
-            longest = int(residues.max(initial=1))
-            limit = longest if self.too_long == "error" else tokenizer.max_residues or longest
-            counted.append(np.minimum(residues, limit) + tokenizer.template.num_special)
-        return np.stack(counted, axis=1)
-
-    def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Encodes one encoder input into `ResidueTokenizer`'s tensors, with `place` where rows may lack it."""
-        columns = self.columns[name]
-        inputs = [tuple(row[column] for column in columns) for row in rows]
-        if name not in self.optional_inputs:
-            return self.encode(name, *zip(*inputs))
-        present = [parts for parts in inputs if any(parts)]
-        # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
-        # be split among them, and its weights get gradients, of zero.
-        batch = self.encode(name, *zip(*(present or [(UNKNOWN_RESIDUE,) * len(columns)])))
-        has_input = torch.tensor([any(parts) for parts in inputs])
-        batch["place"] = torch.where(has_input, has_input.cumsum(0) - 1, -1)
-        return batch
-
-    def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Encodes as `encode_rows` does, from one list of strings per column."""
-        tokenizer = self.tokenizers[name]
-        limit = tokenizer.max_residues
-        longest = max(sum(map(len, row)) for row in zip(*parts))
-        if limit is None or longest <= limit:
-            return tokenizer(*parts)
-        if self.too_long == "truncate":
-            return tokenizer(*_truncate(parts, limit))
-        told = f"Input '{name}' has {longest} residues; {tokenizer.limited_by} {limit}"
-        raise DataError(f"{told}. Use --too_long truncate.")
-
-
-def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
-    """Cuts each row to `limit` residues; of a pair, the longer part loses residues first."""
-    if len(parts) == 1:
-        return [[sequence[:limit] for sequence in parts[0]]]
-    kept = []
-    for a, b in zip(*parts):
-        keep_b = min(len(b), max(limit - len(a), limit // 2))
-        kept.append((a[: limit - keep_b], b[:keep_b]))
-    return [list(part) for part in zip(*kept)]
