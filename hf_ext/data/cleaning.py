@@ -23,7 +23,7 @@ from ..files import write_cell
 from ..labels import Judged, LabelKind, LabelTable, Number, RowError, as_array, as_text, judge_cells
 from .arguments import DataArguments
 from .columns import check_columns, read_table
-from .proteins import clean_chains
+from .proteins import Changes, clean_chains
 from .reading import SOURCE_ROW
 from .splits import canonical_split
 
@@ -42,7 +42,7 @@ class CleanRows:
 
     table: pa.Table
     errors: list[RowError]
-    changes: dict[str, dict[str, int]]
+    changes: Changes
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from ..labels import UNKNOWN
 
 FloatArray = NDArray[np.float64]
 Value = TypeVar("Value", bound=Hashable)
-PLAIN_TYPES = ("string", "int64", "double", "bool", "null")  # of Arrow
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -57,7 +56,7 @@ class LoadedSequences:
 def load_data(
     args: DataArguments,
     *,
-    output_dir: str | os.PathLike[str] | None,
+    output_dir: Path | str | None,
     seed: int,
     needs_labels: bool = True,
     looks_for_leaks: bool = True,
@@ -114,8 +113,7 @@ def load_data(
         check_labels(splits["train"], kind, parts[0].path)
     num_train = len(splits["train"])
     if args.max_train_samples is not None and args.max_train_samples < num_train:
-        chosen = np.zeros(num_train, bool)
-        chosen[draw_rows(num_train, seed, args.max_train_samples)] = True
+        chosen = np.isin(range(num_train), draw_rows(num_train, seed, args.max_train_samples))
         report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train}
         splits["train"] = keep_rows(splits["train"], chosen)
         if needs_labels:

@@ -55,12 +55,14 @@ _CHARACTERS = (
     (string.whitespace, "white space inside the sequence,", "Join the parts; put each chain in a column of its own."),
 )
 
+Changes = dict[str, dict[str, int]]  # column -> kind of change -> rows
+
 
 def clean_chains(
     columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     args: DataArguments,
     rows: np.ndarray,
-) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
+) -> tuple[dict[str, pa.ChunkedArray], list[RowError], Changes]:
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
@@ -81,7 +83,7 @@ def clean_chains(
     """
     cleaned: dict[str, pa.ChunkedArray] = {}
     errors: list[RowError] = []
-    changes: dict[str, dict[str, int]] = {}
+    changes: Changes = {}
     if_missing = NAME_COLUMN if len(columns) > 1 else LEAVE_OUT
     for name, values in columns.items():
         may_be_missing = name in args.missing_chains

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +22,9 @@ from safetensors.torch import save_file
 
 from ..errors import CacheError, DataError, NotFiniteError
 from .shards import KEY_BYTES, Shard, content_hash, writing
+
+Embeddings = torch.Tensor | Sequence[torch.Tensor]  # (n, width); or of each sequence its tokens' states
+Places = list[tuple[Shard, np.ndarray, np.ndarray]]  # shards that have some of n sequences: positions, numbers there
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class EmbeddingStore:
     Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], max_residues: int | None = None) -> None:
+    def __init__(self, cache_dir: Path | str, key: dict[str, Any], max_residues: int | None = None) -> None:
         self.key = key
         self.max_residues = max_residues
         text = json.dumps(key, sort_keys=True, indent=1)
@@ -105,7 +107,7 @@ class EmbeddingStore:
         absent = [distinct[i] for i in np.flatnonzero(~self._find(distinct)[0])]
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
-    def add(self, sequences: Sequence[str], embeddings: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    def add(self, sequences: Sequence[str], embeddings: Embeddings) -> None:
         """Writes one shard.
 
         Args:
@@ -190,7 +192,7 @@ class EmbeddingStore:
             keys.append(digest.digest())
         return np.array(keys, f"S{KEY_BYTES}")
 
-    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, list[tuple[Shard, np.ndarray, np.ndarray]]]:
+    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, Places]:
         """Finds which sequences are stored, (n,) bool.
 
         And shards that have some, all whole: which, by position, and where.
@@ -211,7 +213,7 @@ class EmbeddingStore:
                 places.append((shard, positions, numbers[inverse[positions]]))
         return is_stored, places
 
-    def _find_all(self, sequences: Sequence[str]) -> list[tuple[Shard, np.ndarray, np.ndarray]]:
+    def _find_all(self, sequences: Sequence[str]) -> Places:
         is_stored, places = self._find(sequences)
         if not is_stored.all():
             raise KeyError(f"{self.folder}: {(~is_stored).sum()} of {len(is_stored)} sequences are not stored.")
@@ -248,7 +250,7 @@ class EmbeddingStore:
         self._shards = [kept for kept in self._shards if kept is not shard]
 
 
-def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
+def find_not_finite(embeddings: Embeddings) -> list[int]:
     """Finds which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
     if isinstance(embeddings, torch.Tensor):
         return (~torch.isfinite(embeddings).all(1)).nonzero().flatten().tolist()
@@ -262,7 +264,7 @@ def name_sequences(sequences: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def refuse_not_finite(sequences: Sequence[str], embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
+def refuse_not_finite(sequences: Sequence[str], embeddings: Embeddings, what: str) -> None:
     """Raises NotFiniteError with the sequences whose `embeddings` are not finite."""
     if rows := find_not_finite(embeddings):
         raise NotFiniteError(

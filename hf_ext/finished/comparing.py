@@ -10,9 +10,17 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 
-from ..data import REJECTED_FILE, SOURCE_ROW, SPLIT_CLUSTER, DataArguments, label_array, load_sequences, read_bounds
+from ..data import (
+    REJECTED_FILE,
+    SOURCE_ROW,
+    SPLIT_CLUSTER,
+    DataArguments,
+    FloatArray,
+    label_array,
+    load_sequences,
+    read_bounds,
+)
 from ..errors import ArgumentError, DataError
 from ..evaluation import (
     Requirement,
@@ -29,8 +37,6 @@ from ..labels import LABEL, LabelKind
 from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_units, find_kind, scored_names
 from ..reporting import read_run
 from ..text import format_table, units
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class LabelledRows:
         return label_array(self.table).astype(np.float32).astype(np.float64)
 
 
-def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None = None) -> LabelledRows:
+def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None) -> LabelledRows:
     """Loads all rows of a labelled table; intervals resample rows.
 
     Args:

@@ -97,9 +97,7 @@ def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[st
     return predictions, rows
 
 
-def find_models(
-    given: Sequence[str], too_long: TooLong | None = None, max_residues: int | None = None
-) -> list[ScoredModel]:
+def find_models(given: Sequence[str], too_long: TooLong | None, max_residues: int | None) -> list[ScoredModel]:
     """Finds what the user named: model folders, Hub ids, CSVs of predictions.
 
     Args:

@@ -27,7 +27,7 @@ BITS = {"0": 0.0, "false": 0.0, "f": 0.0, "no": 0.0, "1": 1.0, "true": 1.0, "t":
 
 _LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
 _IS_NUMBER = re.compile(NUMBER).fullmatch
-_IS_DIGITS = re.compile("[0-9]+").fullmatch
+IS_DIGITS = re.compile("[0-9]+").fullmatch
 _ITEMS = re.compile(r"[^\s,;\[\]\"']+").findall  # between spaces, commas, semicolons, brackets, quotes
 _IS_NUMERIC = re.compile(r"[\[\]\s,;0-9.eE+-]*").fullmatch
 # What quotes hold, to the end of the text where they are not closed, so that no quote is looked at twice; or what
@@ -58,11 +58,11 @@ def is_unknown(item: object) -> bool:
     return is_missing(item) or write_name(item) in NOT_KNOWN
 
 
-def shorten(value: object, limit: int = 40) -> str:
-    """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
+def shorten(value: object) -> str:
+    """Returns `value` as printable ASCII text of at most 40 characters, the cut shown as `...`."""
     text = "" if value is None else str(value)
     text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def show_names(names: Sequence[str]) -> str:
@@ -212,7 +212,7 @@ def find_joints(names: Collection[str]) -> str:
 def drop_dash(names: Collection[str]) -> set[str]:
     """Returns labels of residues without `-` where all others are digits: CAID's references write it for not known."""
     rest = {*names} - {NO_LABEL}
-    return rest if all(map(_IS_DIGITS, rest)) else {*names}
+    return rest if all(map(IS_DIGITS, rest)) else {*names}
 
 
 def beside_minus_1(names: Collection[str]) -> set[str]:

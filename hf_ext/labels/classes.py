@@ -91,7 +91,8 @@ class NamedKind(LabelKind):
         Raises:
             DataError: cells say `NA` or the like, and nothing says whether this is a class.
         """
-        self._check_markers(cells, nums, args, notes)
+        if not self.per_residue:  # where a cell is a name
+            self._check_markers(cells, nums, args, notes)
         counts = count_names(replace(self, names=tuple(args.marker_classes)).names_of, cells, nums)
         counts = self._split_counts(counts, cells, nums)
         join_decimals(counts)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .cells import (
+    IS_DIGITS,
     NUMBER,
     SEPARATOR,
     as_bit,
@@ -43,7 +44,6 @@ MIN_ROWS = 3  # of each of these on average
 
 # With a unit, a bound, a decimal comma.
 _MEANT_AS_NUMBER = re.compile(rf"[<>=\u2264\u2265\s]*{NUMBER}(,[0-9]+)?(\s.*|%|[fpnum\u00b5]?M)?", re.DOTALL).fullmatch
-_IS_DIGITS = re.compile("[0-9]+").fullmatch
 _HAS_LEADING_ZERO = re.compile("0[0-9]+").fullmatch
 _HAS_DECIMALS = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?").fullmatch
 _IS_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+").fullmatch
@@ -108,7 +108,7 @@ class Facts:
     def residues(self) -> list[list[Any]]:
         """Labels of residues by cell; none of cells that may as well be numbers."""
         found = self.fit(split_letters)
-        digits = [cell for cell in self.cells if isinstance(cell, str) and _IS_DIGITS(cell)]
+        digits = [cell for cell in self.cells if isinstance(cell, str) and IS_DIGITS(cell)]
         is_coded = any(map(_HAS_LEADING_ZERO, digits)) or len({*map(len, found)}) > 1
         if is_coded and len(digits) == len(self.cells):
             return found
@@ -125,7 +125,7 @@ class Facts:
         """Says whether residues have a few letters or digits."""
         labels = self.residue_labels
         whole = {*map(drop_zeros, labels)}
-        are_digits = all(map(_IS_DIGITS, whole)) and (whole <= {"0", "1"} or any(map(_IS_DIGITS, labels)))
+        are_digits = all(map(IS_DIGITS, whole)) and (whole <= {"0", "1"} or any(map(IS_DIGITS, labels)))
         return 0 < len(labels) <= MAX_LETTERS and (are_digits or not any(map(_is_meant_as_number, labels)))
 
     def are_residue_numbers(self) -> bool:
@@ -137,7 +137,7 @@ class Facts:
     def have_minus_1(self) -> bool:
         """Says whether residues, or rows, have -1 beside classes that are digits."""
         rest = beside_minus_1(self.residue_labels or {*map(drop_zeros, self.distinct)})
-        are_classes = all(map(_IS_DIGITS, rest)) and len(rest) <= MAX_LETTERS if self.residues else rest == {"0", "1"}
+        are_classes = all(map(IS_DIGITS, rest)) and len(rest) <= MAX_LETTERS if self.residues else rest == {"0", "1"}
         return bool(rest) and are_classes
 
     def have_blanks(self) -> bool:

@@ -127,8 +127,8 @@ class LabelKind(KindOutputs):
         found, judged, errors = table.judge(self.columns[0], self.judge)
         return {"label": found.spread([one.value for one in judged], self.arrow_type)}, errors
 
-    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
-        """Returns errors of the rows whose value cannot be meant, of a column of several."""
+    def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
+        """Returns errors of the rows whose values, of one column, cannot be meant; of residues each row has several."""
         return []
 
     def read_items(self, cell: object) -> list[Any]:
@@ -283,10 +283,8 @@ class LabelKind(KindOutputs):
         """
         is_known = labels != UNKNOWN
         numbers = np.ma.array(labels.astype(np.float64), mask=~is_known)
-        return ((numbers - numbers.mean(0)) / self._spread(numbers, least)).filled(0), is_known
-
-    def _spread(self, numbers: np.ma.MaskedArray, least: float) -> Any:
-        return 1.0
+        deviation = 1.0 if self.has_probabilities else np.maximum(numbers.std(0).filled(0), least)
+        return ((numbers - numbers.mean(0)) / deviation).filled(0), is_known
 
     def line_up(
         self, predictions: Outputs, labels: Outputs, as_array: Callable[[Any], Array]

@@ -80,9 +80,6 @@ class NumericKind(LabelKind):
         values = self.flatten(labels)
         return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
 
-    def _spread(self, numbers: np.ma.MaskedArray, least: float) -> Any:
-        return np.maximum(numbers.std(0).filled(0), least)
-
     def to_predictions(self, logits: Outputs) -> Any:
         return logits
 
@@ -113,7 +110,7 @@ class Numbers(NumericKind):
             columns, errors = self._split_lists(table)
         return read_values(self, table, columns, errors)
 
-    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
+    def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)
 
     def _split_lists(self, table: LabelTable) -> Read:

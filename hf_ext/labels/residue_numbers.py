@@ -53,10 +53,9 @@ class ResidueNumbers(ResidueKind, NumericKind):
                 return Judged([], rule, LIST_REMEDY)
         return Judged([one.value for one in judged])
 
-    def _find_placeholders(self, labels: Sequence[Array], rows: IntArray) -> list[RowError]:
-        (name,) = self.columns
-        flat = np.concatenate([*labels, []])
-        of_row = np.repeat(rows, [*map(len, labels)])
+    def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
+        flat = np.concatenate([*values, []])
+        of_row = np.repeat(rows, [*map(len, values)])
         nines = {error.row: error for error in find_placeholders(flat, np.zeros(len(flat)), name, of_row)}
         return [RowError(row, name, error.value, error.rule, LIST_REMEDY) for row, error in nines.items()]
 

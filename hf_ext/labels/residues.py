@@ -74,7 +74,7 @@ class ResidueKind(LabelKind):
                 remedy = "Give each residue one (a stop * has none), or leave the row out."
                 errors.append(RowError(row, column, shown, rule, remedy))
             labels.append(values)
-        errors += self._find_placeholders(labels, table.rows)
+        errors += self.find_wrong(labels, name, table.rows)
         return {"label": pa.array(labels, self.arrow_type)}, errors
 
     def _match(self, values: Array, mask: Array | None, length: int) -> tuple[Array, str]:
@@ -86,9 +86,6 @@ class ResidueKind(LabelKind):
         values = values if mask is None else np.where(mask, values, self.unknown)
         is_known = np.isfinite(values) & (values != UNKNOWN)
         return values, "" if is_known.any() else "no residue's label is known"
-
-    def _find_placeholders(self, labels: Sequence[Array], rows: IntArray) -> list[RowError]:
-        return []
 
     def _check_columns(self, args: ReadArguments, told: str) -> None:
         names = args.sequence_columns
@@ -196,9 +193,6 @@ class ResidueClasses(ResidueKind, Classes):
             num = counts.pop(name)
             notes.append(f"column {self.columns[0]!r}: {name!r} beside digits is read as not known, in {num:,} rows.")
         return counts
-
-    def _check_markers(self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]) -> None:
-        """Allows them: a cell is no name."""
 
     def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
         if pc.mean(pc.equal(as_text(cells), as_text(sequences))).as_py() > MOST:

@@ -95,11 +95,11 @@ def find_rejected(output: Path, bad_rows: str) -> Path:
     return path
 
 
-def refuse_added(source: object, names: Iterable[str], added: Collection[str], what: str = "predictions") -> None:
+def refuse_added(source: object, names: Iterable[str], added: Collection[str]) -> None:
     """Raises DataError where `names`, the columns of `source`, hold one of those that are `added` to them."""
     if taken := [name for name in names if name in added]:
         raise DataError(
-            f"{source} has columns of the names {', '.join(taken)}, under which {what} are written beside the "
+            f"{source} has columns of the names {', '.join(taken)}, under which predictions are written beside the "
             "file's own. Rename yours, or leave out all that the model does not read: --keep_columns false."
         )
 

@@ -6,7 +6,6 @@ An antigen is `<bos> antigen <eos>`, a pair `<bos> heavy <sep> light <eos>`, a h
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +225,7 @@ class AntibodyCollator:
         batch |= {"input_ids": _pad(antigens, self.pad_token_id), "attention_mask": mask}
         return batch if self.layout is None else self.layout.add_to(batch)
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, folder: Path | str) -> None:
         """Writes the tokenizer of a pretrained encoder to `<folder>/tokenizers/0`; without one nothing."""
         if self.antigen_tokenizer is not None:
             self.antigen_tokenizer.save_pretrained(Path(folder) / ANTIGEN_TOKENIZER)

@@ -23,9 +23,11 @@ MIN_REACH = 0.5  # batches: neighbours mix in small data sets too
 PROBES = 4  # plans drawn to fix the number of batches
 ATTEMPTS = 8  # plans drawn in an epoch before the tightest one is taken
 
+Batches = list[list[int]]  # of row numbers
 
-def _round_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -113,7 +115,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.plan_epoch(self.epoch))
 
-    def plan_epoch(self, epoch: int) -> list[list[int]]:
+    def plan_epoch(self, epoch: int) -> Batches:
         """Plans all batches of one epoch, for all processes, in order."""
         plans = (self._draw(epoch, attempt) for attempt in range(ATTEMPTS))
         plan = next((plan for plan in plans if len(plan) <= self.num_batches), None)
@@ -122,7 +124,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(first_repeated)
         return [plan[i] for i in order] + plan[first_repeated:]
 
-    def _draw(self, epoch: int, attempt: int) -> list[list[int]]:
+    def _draw(self, epoch: int, attempt: int) -> Batches:
         """Draws one plan, seeded; it may need more or fewer batches than another."""
         random = np.random.default_rng([self.seed, epoch, attempt])
         if self.packed:
@@ -133,17 +135,17 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         moved = position + random.uniform(-reach, reach, len(position))
         return self._cut(by_length[np.argsort(moved, kind="stable")])
 
-    def _tightest(self) -> list[list[int]]:
+    def _tightest(self) -> Batches:
         """Returns the plan without any randomness, which needs about the fewest batches."""
         return self._cut(np.argsort(-self.totals if self.packed else self.totals, kind="stable"))
 
-    def _cut(self, order: np.ndarray) -> list[list[int]]:
+    def _cut(self, order: np.ndarray) -> Batches:
         if self.packed:
             return pack_best_fit(self.totals, order, self.max_tokens, self.max_batch_size)
         return cut_padded(self.lengths, order, self.max_tokens, self.max_batch_size)
 
 
-def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> list[list[int]]:
+def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Batches:
     """Returns row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
 
     What does not fit into memory then fails at once. A row that alone is above the budget is a batch.
@@ -157,16 +159,14 @@ def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> l
     return []
 
 
-def cut_padded(
-    lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None
-) -> list[list[int]]:
+def cut_padded(lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None) -> Batches:
     """Cuts rows in the given order into batches whose padded size stays within `max_tokens`.
 
     Args:
         lengths: (rows, inputs), int; the padded size is the number of rows times the sum of the inputs' longest.
         order: (rows,), row numbers.
     """
-    batches: list[list[int]] = []
+    batches: Batches = []
     batch: list[int] = []
     longest = [0] * lengths.shape[1]
     for row, tokens in zip(order.tolist(), lengths[order].tolist()):
@@ -180,16 +180,14 @@ def cut_padded(
     return [*batches, batch]
 
 
-def pack_best_fit(
-    totals: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None
-) -> list[list[int]]:
+def pack_best_fit(totals: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None) -> Batches:
     """Puts each row, in the given order, into the fullest batch that still holds it, else into a new one.
 
     Args:
         totals: (rows,), int, none above `max_tokens`.
         order: (rows,), row numbers.
     """
-    batches: list[list[int]] = []
+    batches: Batches = []
     room: list[tuple[int, int]] = []  # (tokens left, batch), ascending
     for row, tokens in zip(order.tolist(), totals[order].tolist()):
         place = bisect_left(room, (tokens, -1))
@@ -205,7 +203,7 @@ def pack_best_fit(
     return batches
 
 
-def split_batches(batches: list[list[int]], count: int) -> list[list[int]]:
+def split_batches(batches: Batches, count: int) -> Batches:
     """Halves the batches with most rows until there are `count`; when all hold one row, repeats the first ones."""
     heap = [(-len(batch), number, batch) for number, batch in enumerate(batches)]
     heapq.heapify(heap)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ class SequenceCollator:
         (tokenizer, *_) = self.tokenizers.values()
         return tokenizer.max_residues if self.too_long == "truncate" else None
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, folder: Path | str) -> None:
         """Writes each input's tokenizer to `<folder>/tokenizers/<n>` and how inputs are made to `inputs.json`."""
         root = Path(folder)
         inputs = []
@@ -87,7 +86,7 @@ class SequenceCollator:
         write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str]) -> SequenceCollator:
+    def from_pretrained(cls, folder: Path | str) -> SequenceCollator:
         """Reads back what `save_pretrained` wrote: the same ids for the same text.
 
         Raises:
