@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .formats import irregular_kind
     from .loading import LoadedData, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
-    from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, clean_chains, judge_sequence
+    from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence, clean_chains
     from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
     from .split_report import find_missing, leak_report
     from .splits import draw_rows

@@ -20,7 +20,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 
 from ..errors import DataError
 from ..files import write_cell
-from ..labels import Judged, LabelKind, LabelTable, Number, RowError, as_array, as_text, judge_cells
+from ..labels import Checked, LabelKind, LabelTable, Number, RowError, as_array, as_text, check_cells
 from .arguments import DataArguments
 from .columns import check_columns, read_table
 from .proteins import Changes, clean_chains
@@ -109,10 +109,10 @@ class RowSchema:
             columns |= labels
             errors += refused
         for name in self.text_columns:
-            judge = partial(self._judge_text, name)
-            found, judged, refused = judge_cells(as_text(table[name]), judge, name, rows)
-            columns[name] = found.spread([one.value for one in judged], pa.string())
-            errors += refused
+            check = partial(self._check_text, name)
+            checked = check_cells(as_text(table[name]), check, name, rows)
+            columns[name] = checked.to_rows(pa.string())
+            errors += checked.errors
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)
         result = pa.table(columns)
@@ -121,16 +121,16 @@ class RowSchema:
             result = result.filter(pa.array(is_sound))
         return CleanRows(result, errors, changes)
 
-    def _judge_text(self, name: str, text: str | None) -> Judged:
+    def _check_text(self, name: str, text: str | None) -> Checked:
         """Names are one line each: in a CSV, a line end is mostly what stray quotes made of several rows."""
         if text and ("\n" in text or "\r" in text):
-            return Judged(text, "a line end inside the text", "Write it on one line; look for stray quotes, too.")
+            return Checked(text, "a line end inside the text", "Write it on one line; look for stray quotes, too.")
         if name in self.groups and not (text and text.strip()):
-            return Judged(text, "the group is missing", "Name the group, or leave the row out.")
+            return Checked(text, "the group is missing", "Name the group, or leave the row out.")
         if name == self.args.split_column and canonical_split(text) is None:
             remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out of the file."
-            return Judged(text, NO_SPLIT, remedy)
-        return Judged(text)
+            return Checked(text, NO_SPLIT, remedy)
+        return Checked(text)
 
 
 def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected: Path | None) -> IterableDataset:
@@ -139,7 +139,7 @@ def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected
     With "drop", refused values are appended to the file `rejected` as they are met, each once per process (with several
     data-loader workers a row can be listed once per worker).
     """
-    types: dict[str, Any] = {name: Value("string") for name in schema.args.sequence_columns}
+    types = {name: Value("string") for name in schema.args.sequence_columns}
     if schema.needs_labels:
         types |= Features.from_arrow_schema(pa.schema([*schema.kind.arrow_columns.items()]))
     types |= {name: Value("string") for name in schema.text_columns}

@@ -116,13 +116,12 @@ def make_demo_encoders(folder: str | Path) -> tuple[str, str]:
     EsmTokenizer(str(esm / "vocab.txt"), model_max_length=1024).save_pretrained(esm)
     shape: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape["intermediate_size"] = 128
-    of_bert = BertConfig(vocab_size=len(_BERT_VOCAB), pad_token_id=0, max_position_embeddings=512, **shape)
+    of_bert = BertConfig(vocab_size=len(_BERT_VOCAB), **shape)
     of_esm = EsmConfig(
         vocab_size=len(ESM_VOCABULARY),
         pad_token_id=1,
         mask_token_id=ESM_VOCABULARY.index("<mask>"),
         position_embedding_type="rotary",
-        max_position_embeddings=1026,
         token_dropout=True,
         emb_layer_norm_before=False,
         hidden_dropout_prob=0.0,

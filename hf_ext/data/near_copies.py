@@ -37,7 +37,7 @@ def nearest_identities(queries: Sequence[str], references: Sequence[str], at_lea
     """
     known = list(dict.fromkeys(references))
     cutoff = max(0.0, at_least - 1e-6)
-    found: dict[str, float] = {}
+    found = {}
     for query in dict.fromkeys(queries):
         best = extractOne(query, known, scorer=Levenshtein.normalized_similarity, score_cutoff=cutoff)
         if best is not None and best[1] >= at_least - 1e-9:
@@ -150,7 +150,7 @@ def _likely_references(queries: Sequences, references: np.ndarray, identity: flo
     longest = np.arange(2 + max(map(len, (*references, *queries)), default=0))  # the longer one's residues
     edits = np.floor((1.0 - identity) * longest + 1e-9).astype(np.int64)
     needed = {k: num_shared(longest, edits, k) for k in range(1, MAX_K + 1)}
-    kmers: dict[int, tuple[csr_matrix, np.ndarray, np.ndarray]] = {}
+    kmers = {}
     for number, query in enumerate(tqdm(queries, desc="comparing sequences", delay=3, leave=False, disable=None)):
         size = len(query)
         alike = slice(size, int(size / identity + 1e-9) + 1)  # lengths of the longer one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
         DataError: no such file, not a file of UTF-8 text, a line without two fields, or rows that are in no
             cluster.
     """
-    cluster_of: dict[str, str] = {}
+    cluster_of = {}
     for row, line in read_lines(Path(path).expanduser()):
         representative, tab, member = line.partition("\t")
         if not tab or not member or "\t" in member:
@@ -190,36 +189,28 @@ def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDa
     splits = IterableDatasetDict()
     for number, name in enumerate(SPLITS):
         if column or shares[number] > 0:
-            side = _StreamSide(number, tuple(keys), None if column else shares, args.split_seed)
-            kept = data.filter(side, batched=True)
+            given = {"number": number, "keys": keys, "shares": None if column else shares, "seed": args.split_seed}
+            kept = data.filter(_are_in_split, batched=True, fn_kwargs=given)
             splits[name] = kept.remove_columns(column) if column else kept
     return splits, report
 
 
-@dataclass(frozen=True)
-class _StreamSide:
-    """Batch predicate of one split; a class so that data-loader workers can receive it."""
+def _are_in_split(
+    batch: Mapping[str, Sequence[object]], number: int, keys: Sequence[str], shares: Sequence[float] | None, seed: int
+) -> list[bool]:
+    """Says of rows whether they go to split `number`; where there are no `shares`, the key names the split."""
+    rows = zip(*(batch[key] for key in keys))
+    if shares is None:
+        return [canonical_split(cells[0]) == SPLITS[number] for cells in rows]
+    return [_draw_side("\t".join(map(str, cells)), shares, seed) == number for cells in rows]
 
-    number: int
-    keys: tuple[str, ...]
-    shares: tuple[float, float, float] | None  # None: the key is the name of the split
-    seed: int
 
-    def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        columns = [batch[key] for key in self.keys]
-        return [self._find(cells) == self.number for cells in zip(*columns)]
-
-    def _find(self, cells: Sequence[object]) -> int:
-        if self.shares is None:
-            return SPLITS.index(str(canonical_split(cells[0])))
-        text = "\t".join(map(str, cells))
-        digest = hashlib.blake2b(f"{self.seed}\t{text}".encode(), digest_size=8).digest()
-        position = int.from_bytes(digest, "big") / 2**64
-        if position < self.shares[0]:
-            return 0
-        if self.shares[2] == 0 or position < self.shares[0] + self.shares[1]:
-            return 1
-        return 2
+def _draw_side(text: str, shares: Sequence[float], seed: int) -> int:
+    digest = hashlib.blake2b(f"{seed}\t{text}".encode(), digest_size=8).digest()
+    position = int.from_bytes(digest, "big") / 2**64
+    if position < shares[0]:
+        return 0
+    return 1 if shares[2] == 0 or position < shares[0] + shares[1] else 2
 
 
 def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:

@@ -83,7 +83,7 @@ def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind 
     with tempfile.TemporaryDirectory() as scratch:
         rejected = Path(scratch) / REJECTED_FILE
         loaded = load_sequences(args, rejected=rejected, needs_labels=True, kind=kind)
-    table: Any = loaded.table
+    table = loaded.table
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)
@@ -120,7 +120,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             f"{run.folder} does not list the sequences of its test rows in predictions.csv: the file is lost, or they "
             "were a stream. Name a file with --dataset_name."
         )
-    columns: dict[str, Any] = {**listed.columns, LABEL: listed.labels}
+    columns = {**listed.columns, LABEL: listed.labels}
     kind = find_kind(run.record)
     if kind.is_one_number:
         if "bound" in columns:
@@ -133,7 +133,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
         columns[SOURCE_ROW] = [*map(int, columns[SOURCE_ROW])]
         if kind.per_residue:  # of a sequence that the run cut, what it scored
             (name,) = args.sequence_columns
-            lengths = [len(kind.judge(cell).value) for cell in columns[LABEL]]
+            lengths = [len(kind.check_cell(cell).value) for cell in columns[LABEL]]
             columns[name] = [sequence[:length] for sequence, length in zip(columns[name], lengths)]
         known = {name: cells for name, cells in columns.items() if cells is not None}
         table = load_sequences(args, needs_labels=True, kind=kind, table=Dataset.from_dict(known)).table

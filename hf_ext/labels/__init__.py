@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .cells import NUMBER, UNKNOWN, Judged, is_missing, shorten, show_names, write_name
+    from .cells import NUMBER, UNKNOWN, Checked, is_missing, shorten, show_names, write_name
     from .classes import Classes
-    from .columns import LabelTable, RowError, as_array, as_text, distinct, judge_cells
+    from .columns import LabelTable, RowError, as_array, as_text, check_cells, distinct
     from .facts import NUM_SEEN
     from .kind import LabelKind
     from .number import Number

@@ -37,7 +37,7 @@ _NUMPY = re.compile(r"np\.\w+\(([^()]*)\)").sub  # `np.float64(0.5)`, as numpy 2
 _ZEROS = re.compile(r"(?<=[0-9])\.0*$")
 
 
-class Judged(NamedTuple):
+class Checked(NamedTuple):
     """A cell as the `value` it is read as and the `changes` made for it; or the `rule` that refuses it."""
 
     value: Any
@@ -144,26 +144,26 @@ def split_letters(cell: object) -> list[Any]:
     return [*items[0]] if isinstance(cell, str) and items == [cell.strip()] else items
 
 
-def judge_label(cell: object) -> Judged:
-    """Judges a single cell as (label, bound), NaN where it is refused."""
+def check_label(cell: object) -> Checked:
+    """Checks a single cell as (label, bound), NaN where it is refused."""
     match = _LABEL(cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")) if isinstance(cell, str) else None
     if match:
         bound = SIGNS.get(match[1], 0)
         value = float(match[2])
     elif is_missing(cell):
-        return Judged((math.nan, 0), "the label is missing", "Fill it in, or leave the row out.")
+        return Checked((math.nan, 0), "the label is missing", "Fill it in, or leave the row out.")
     elif isinstance(cell, bool) or not isinstance(cell, int | float):
         remedy = (
             "Write a number such as 7.3 (digits 0 to 9, decimal point), or a bound such as <=7; give --task "
             "classification for names, of one column."
         )
-        return Judged((math.nan, 0), "the label is not a number", remedy)
+        return Checked((math.nan, 0), "the label is not a number", remedy)
     else:
         bound = 0
         value = float(cell)
     if abs(value) > MAX_ABS_LABEL:
-        return Judged((math.nan, 0), "the label is larger than 1e30", "Change the unit, or use a logarithm.")
-    return Judged((value, bound))
+        return Checked((math.nan, 0), "the label is larger than 1e30", "Change the unit, or use a logarithm.")
+    return Checked((value, bound))
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ..errors import DataError
 from .cells import (
     SEPARATOR,
     UNKNOWN,
-    Judged,
+    Checked,
     count_names,
     drop_zeros,
     is_missing,
@@ -61,13 +61,13 @@ class NamedKind(LabelKind):
     def read_items(self, cell: object) -> list[Any]:
         return self.names_of(cell)
 
-    def number_of(self, name: str, place: str = "") -> Judged:
+    def number_of(self, name: str, place: str = "") -> Checked:
         """Returns the number of a name, or that there is none, `place` in the cell."""
         number = self.find(name)
         if number is not None:
-            return Judged(number)
+            return Checked(number)
         rule = f"the model has no class '{shorten(name)}'{place}"
-        return Judged(UNKNOWN, rule, f"It has {show_names(self.names)}.")
+        return Checked(UNKNOWN, rule, f"It has {show_names(self.names)}.")
 
     # Names.
 
@@ -213,14 +213,14 @@ class Classes(NamedKind):
         cell = unwrap(cell)
         return [] if self.is_missing(cell) or is_several(cell) else [write_name(cell)]
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as the number of its class."""
         cell = unwrap(cell)
         if self.is_missing(cell):
-            return Judged(UNKNOWN, "the class is missing", FILL_IN)
+            return Checked(UNKNOWN, "the class is missing", FILL_IN)
         if is_several(cell):
             remedy = "Name one class in each row; --task multilabel reads several."
-            return Judged(UNKNOWN, "several classes in one cell", remedy)
+            return Checked(UNKNOWN, "several classes in one cell", remedy)
         return self.number_of(write_name(cell))
 
     def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:

@@ -19,13 +19,13 @@ from .cells import (
     SEPARATOR,
     as_bit,
     beside_minus_1,
+    check_label,
     drop_dash,
     drop_zeros,
     find_joints,
     is_missing,
     is_number,
     is_unknown,
-    judge_label,
     read_list,
     split_items,
     split_letters,
@@ -112,7 +112,7 @@ class Facts:
         is_coded = any(map(_HAS_LEADING_ZERO, digits)) or len({*map(len, found)}) > 1
         if is_coded and len(digits) == len(self.cells):
             return found
-        may_be_numbers = self.share(lambda cell: len(str(cell)) <= LONG_NUMBER and not judge_label(cell).rule)
+        may_be_numbers = self.share(lambda cell: len(str(cell)) <= LONG_NUMBER and not check_label(cell).rule)
         return [] if may_be_numbers >= MOST else found
 
     @cached_property

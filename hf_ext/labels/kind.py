@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
-from .cells import UNKNOWN, Judged
+from .cells import UNKNOWN, Checked
 from .columns import LabelTable, Read, RowError
 from .outputs import Array, FloatArray, IntArray, KindOutputs, Outputs
 
@@ -57,26 +57,26 @@ class LabelKind(KindOutputs):
     names: tuple[str, ...] = ("label",)
 
     task: ClassVar[str]  # as `--task` has it
-    takes_columns: ClassVar[bool] = False  # several label columns
-    can_stream: ClassVar[bool] = False  # no names must be found in all rows before the first is read
+    takes_columns = False  # several label columns
+    can_stream = False  # no names must be found in all rows before the first is read
     arrow_type: ClassVar[pa.DataType]  # of the column `label` of rows
     dtype: ClassVar[type] = np.float32  # of labels in batches
-    skips_unknown: ClassVar[bool] = True  # labels of -100 have no loss and no score
-    is_one_number: ClassVar[bool] = False  # each row has a number, -100 too, which may be a bound
-    per_residue: ClassVar[bool] = False  # each residue of the sequence has a label
+    skips_unknown = True  # labels of -100 have no loss and no score
+    is_one_number = False  # each row has a number, -100 too, which may be a bound
+    per_residue = False  # each residue of the sequence has a label
     losses: ClassVar[tuple[str, ...]] = ("mse",)  # what `--loss` may be; classes have cross entropy whatever it says
     baselines: ClassVar[tuple[str, ...]] = ("nearest",)  # beside a constant and linear models
-    constant_name: ClassVar[str] = "class frequencies"  # of the baseline that predicts the same for all rows
-    linear_name: ClassVar[str] = "logistic regression"  # of the linear model
-    prior_rows: ClassVar[int] = 1  # that stand for all of training among the nearest rows, so that no probability is 0
-    counted: ClassVar[str] = "rows"  # what has a label
+    constant_name = "class frequencies"  # of the baseline that predicts the same for all rows
+    linear_name = "logistic regression"  # of the linear model
+    prior_rows = 1  # that stand for all of training among the nearest rows, so that no probability is 0
+    counted = "rows"  # what has a label
     steps: ClassVar[Steps | None] = None
-    repeats: ClassVar[bool] = False  # rows with the same sequences are compared
-    chart: ClassVar[str] = ""  # of test rows: scatter, confusion, or none
-    or_pooling: ClassVar[str] = " or --pooling"  # among what may be tried next
-    why_no_intervals: ClassVar[str] = "they are for a model of one number per row"
-    why_one_head: ClassVar[str] = ""  # why several heads cannot be mixed
-    why_last_layer: ClassVar[str] = ""  # why layers are not compared
+    repeats = False  # rows with the same sequences are compared
+    chart = ""  # of test rows: scatter, confusion, or none
+    or_pooling = " or --pooling"  # among what may be tried next
+    why_no_intervals = "they are for a model of one number per row"
+    why_one_head = ""  # why several heads cannot be mixed
+    why_last_layer = ""  # why layers are not compared
     hub_task: ClassVar[str]  # what the Hub calls it; of numbers of several columns or of residues it has no name
     hub_name: ClassVar[str]
     returns: ClassVar[str]  # what `AffinityPredictor.predict` does
@@ -118,14 +118,14 @@ class LabelKind(KindOutputs):
 
     # Cells.
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as its value, or the rule that refuses it."""
         raise NotImplementedError
 
     def read(self, table: LabelTable) -> Read:
-        """Returns the column `label` of rows, and an error for each row that is refused. Each cell is judged once."""
-        found, judged, errors = table.judge(self.columns[0], self.judge)
-        return {"label": found.spread([one.value for one in judged], self.arrow_type)}, errors
+        """Returns the column `label` of rows, and an error for each row that is refused. Each cell is checked once."""
+        column = table.check(self.columns[0], self.check_cell)
+        return {"label": column.to_rows(self.arrow_type)}, column.errors
 
     def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         """Returns errors of the rows whose values, of one column, cannot be meant; of residues each row has several."""

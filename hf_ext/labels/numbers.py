@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArgumentError
-from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items
-from .columns import LabelTable, Read, RowError, judge_cells
+from .cells import UNKNOWN, Checked, check_label, is_missing, shorten, split_items
+from .columns import LabelTable, Read, RowError, check_cells
 from .kind import LabelKind
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Outputs
+from .outputs import LABEL, PREDICTION, Array, Columns, IntArray, Outputs
 
 # Numbers that other programs write where nothing was measured.
 NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
@@ -35,15 +35,15 @@ class NumericKind(LabelKind):
     prior_rows = 0
     hub_task = "regression"
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as a number, NaN where it holds nothing."""
         if is_missing(cell):
-            return Judged(math.nan)
-        (value, bound), rule, remedy, _ = judge_label(cell)
+            return Checked(math.nan)
+        (value, bound), rule, remedy, _ = check_label(cell)
         if bound or value == UNKNOWN:
             rule = "a bound beside other values" if bound else f"{UNKNOWN} marks what is not known"
-            return Judged(math.nan, rule, EMPTY)
-        return Judged(value, rule, remedy)
+            return Checked(math.nan, rule, EMPTY)
+        return Checked(value, rule, remedy)
 
     def read_items(self, cell: object) -> list[Any]:
         return split_items(cell)
@@ -104,7 +104,7 @@ class Numbers(NumericKind):
     hub_name = "Regression on protein sequences"
 
     def read(self, table: LabelTable) -> Read:
-        columns: dict[str, Any] = {name: table.table[name] for name in self.columns}
+        columns = {name: table.table[name] for name in self.columns}
         errors: list[RowError] = []
         if len(columns) < self.num_outputs:
             columns, errors = self._split_lists(table)
@@ -153,11 +153,11 @@ def read_values(kind: LabelKind, table: LabelTable, columns: Mapping[str, Any], 
         columns: cells by name.
         errors: found before.
     """
-    values: list[FloatArray] = []
+    values = []
     for name, column in columns.items():
-        found, judged, refused = judge_cells(column, kind.judge, name, table.rows)
-        values.append(np.array([one.value for one in judged], np.float64)[found.number])
-        errors = [*errors, *refused, *kind.find_wrong(values[-1], name, table.rows)]
+        checked = check_cells(column, kind.check_cell, name, table.rows)
+        values.append(checked.numbers())
+        errors = [*errors, *checked.errors, *kind.find_wrong(values[-1], name, table.rows)]
     labels = np.stack(values, 1)
     named = {error.row for error in errors}
     rule = "no label of the row is known"

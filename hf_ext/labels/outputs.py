@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ class KindOutputs:
     """What a kind of label makes of what a model puts out."""
 
     names: tuple[str, ...]
-    has_probabilities: ClassVar[bool] = True
+    has_probabilities = True
 
     @property
     def num_outputs(self) -> int:
@@ -129,5 +129,5 @@ class KindOutputs:
         return values.reshape(len(values), *self.output_shape)
 
     def join_cells(self, values: Sequence[Any]) -> Any:
-        """Returns predictions that were written as labels are, one value of `judge` each, as scores take them."""
+        """Returns predictions that were written as labels are, one value of `check` each, as scores take them."""
         return np.stack([np.asarray(value) for value in values])

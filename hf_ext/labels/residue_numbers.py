@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from .cells import (
     UNKNOWN,
-    Judged,
+    Checked,
     is_missing,
     is_unknown,
     shorten,
@@ -41,17 +41,17 @@ class ResidueNumbers(ResidueKind, NumericKind):
     def of_rows(self) -> LabelKind:
         return Number(self.columns, self.names)
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as a list of numbers."""
         if is_missing(cell):
             return MISSING
         items = [None if is_unknown(item) else item for item in split_items(cell)]
-        judged = [*map(super().judge, items)]
-        for place, one in enumerate(judged):
+        checked = [*map(super().check_cell, items)]
+        for place, one in enumerate(checked):
             if one.rule:
                 rule = f"'{shorten(items[place])}' at position {place + 1} of {len(items)} is not a number"
-                return Judged([], rule, LIST_REMEDY)
-        return Judged([one.value for one in judged])
+                return Checked([], rule, LIST_REMEDY)
+        return Checked([one.value for one in checked])
 
     def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         flat = np.concatenate([*values, []])

@@ -16,7 +16,7 @@ from .cells import (
     JOINTS,
     NO_LABEL,
     SEPARATOR,
-    Judged,
+    Checked,
     as_bit,
     count_names,
     find_joints,
@@ -59,18 +59,18 @@ class LabelSets(NamedKind):
                 return joined
         return [name]
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as 1 or 0 for each name."""
         if self.is_missing(cell):
             remedy = (
                 f"Write {NO_LABEL} for a row that has none of the labels; drop the row if the labels were not assessed."
             )
-            return Judged([], "no label in this cell", remedy)
+            return Checked([], "no label in this cell", remedy)
         found = [self.number_of(name) for name in self.names_of(cell)]
         for one in found:
             if one.rule:
                 return one._replace(value=[])
-        return Judged(np.isin(range(self.num_outputs), [one.value for one in found]).astype(np.float64))
+        return Checked(np.isin(range(self.num_outputs), [one.value for one in found]).astype(np.float64))
 
     def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
         """Counts `a|b` as a and b where it joins labels."""
@@ -141,11 +141,11 @@ class LabelColumns(LabelSets):
     def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:
         return len(columns) > 1
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as 1, 0 or NaN."""
         value = math.nan if is_missing(cell) else as_bit(cell)
-        wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
-        return wrong if value is None else Judged(value)
+        wrong = Checked(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
+        return wrong if value is None else Checked(value)
 
     def read(self, table: LabelTable) -> Read:
         columns = {name: table.table[name] for name in self.columns}

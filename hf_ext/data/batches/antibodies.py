@@ -65,7 +65,7 @@ class AntibodyPair:
     """An antibody; `light` is None for a heavy chain alone.
 
     `malformed` says what is wrong with the tokens that it was read from, in words; empty where nothing is. It is about
-    their order alone: whether the residues make an antibody is for others to judge.
+    their order alone: whether the residues make an antibody is for others to check.
     """
 
     heavy: str
@@ -210,7 +210,7 @@ class AntibodyCollator:
             order in which they first occur; `attention_mask`: of that shape, int64. With `states_of`, `encoder_outputs`
             in place of `input_ids`: one tensor in a tuple, (k, longest antigen, width), zero where padding is.
         """
-        batch: dict[str, Any] = {}
+        batch = {}
         if "labels" in rows[0]:
             batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], UNKNOWN)
         affinities = [row.get("affinity") for row in rows]

@@ -166,7 +166,7 @@ def cut_padded(lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batc
         lengths: (rows, inputs), int; the padded size is the number of rows times the sum of the inputs' longest.
         order: (rows,), row numbers.
     """
-    batches: Batches = []
+    batches = []
     batch: list[int] = []
     longest = [0] * lengths.shape[1]
     for row, tokens in zip(order.tolist(), lengths[order].tolist()):

@@ -137,8 +137,7 @@ class SequenceCollator:
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
             tokenizer = self.tokenizers[name]
             residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
-            longest = int(residues.max(initial=1))
-            limit = longest if self.too_long == "error" else tokenizer.max_residues or longest
+            limit = residues if self.too_long == "error" else tokenizer.max_residues or residues
             counted.append(np.minimum(residues, limit) + tokenizer.template.num_special)
         return np.stack(counted, axis=1)
 

@@ -32,7 +32,7 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
         DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
             first ones with file row and length.
     """
-    report: dict[str, dict[str, Any]] = {}
+    report = {}
     for name, columns in collator.columns.items():
         counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
         tokenizer = collator.tokenizers[name]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...errors import ArgumentError, DataError
-from ..proteins import RARE, STANDARD
+from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 
 MAX_UNKNOWN_SHARE = 0.01
 NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
@@ -178,15 +178,12 @@ def _read_table(tokenizer: Any, template: Template) -> np.ndarray:
 
     Vocabularies with longer pieces, or with other tokens inside a word, are refused: no look-up gives their ids.
     """
-    known: dict[str, int] = {}
-    for letter in (*STANDARD, "X", *RARE):
+    table = np.full(256, tokenizer.unk_token_id, np.int64)
+    for letter in (UNKNOWN_RESIDUE, *STANDARD, *RARE):
         ids = _tokenize(tokenizer, template.spaced, letter)["input_ids"]
         residues = ids[len(template.prefix) : len(ids) - len(template.suffix)]
-        if len(residues) == 1 and residues[0] != tokenizer.unk_token_id:
-            known[letter] = residues[0]
-    table = np.full(256, tokenizer.unk_token_id, np.int64)
-    for letter in (*STANDARD, "X", *RARE):
-        table[ord(letter)] = known.get(letter, known.get("X", tokenizer.unk_token_id))
+        is_known = len(residues) == 1 and residues[0] != tokenizer.unk_token_id
+        table[ord(letter)] = residues[0] if is_known else table[ord(UNKNOWN_RESIDUE)]
     for first in STANDARD:
         probe = "".join(first + second for second in STANDARD)
         looked_up = [*template.prefix, *table[[*probe.encode()]].tolist(), *template.suffix]
