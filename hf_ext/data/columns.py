@@ -19,6 +19,7 @@ from ..errors import DataError
 from ..labels import UNKNOWN
 
 FloatArray = NDArray[np.float64]
+Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
 from .arguments import DataArguments
 from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
-from .columns import as_dataset, read_table
+from .columns import Report, as_dataset, read_table
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .split_report import describe_repeats, leak_report, repeat_report
@@ -35,7 +34,7 @@ class LoadedData:
     `kind` says nothing where no labels were read."""
 
     splits: DatasetDict | IterableDatasetDict
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=dict)
     kind: LabelKind = field(default_factory=Number)
 
 
@@ -48,7 +47,7 @@ class LoadedSequences:
     """
 
     table: Dataset | IterableDataset
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=dict)
     as_read: Dataset | None = None
     kind: LabelKind = field(default_factory=Number)
 
@@ -162,10 +161,10 @@ def load_sequences(
 
 def _open(
     schema: RowSchema, table: Dataset | None, rejected: Path | None, reads_all: bool = False
-) -> tuple[list[Part], dict[str, Any]]:
+) -> tuple[list[Part], Report]:
     """Opens the tables to read, and begins a report."""
     args = schema.args
-    report: dict[str, Any] = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
+    report: Report = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
     if args.bad_rows == "drop" and rejected is None:
         raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
     if table is not None:
@@ -199,7 +198,7 @@ def _describe_unread(schema: RowSchema) -> list[str]:
     ]
 
 
-def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]) -> list[pa.Table]:
+def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: Report) -> list[pa.Table]:
     """Cleans each part; the other rows of all are refused or dropped at once. Fills `report`."""
     cleaned = [schema.clean(part.data, part.path) for part in parts]
     located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]

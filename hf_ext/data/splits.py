@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..labels import distinct
 from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
-from .columns import as_dataset, factorize
+from .columns import Report, as_dataset, factorize
 from .formats import read_lines
 from .near_copies import find_families
 
@@ -39,7 +38,7 @@ def canonical_split(value: object) -> str | None:
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
-def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[str, Any]]:
+def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]:
     """Divides rows into train, validation and test; the same seed gives the same split on every machine.
 
     Args:
@@ -67,7 +66,7 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
     rule = args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
     named_by = args.split_column or (None if args.split else next(iter(own_column), None))
-    report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
+    report: Report = {"rule": rule, "seed": seed, "notes": []}
     kind, column = check_rule(rule)
     if named_by:
         report["rule"] = "files" if named_by == SPLIT_FILE else f"column:{named_by}"
@@ -171,7 +170,7 @@ def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int,
     return side
 
 
-def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDatasetDict, dict[str, Any]]:
+def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDatasetDict, Report]:
     """Divides a stream without reading it: each row goes by its split column, or by a seeded hash.
 
     "random" hashes the row's sequences, so identical rows stay together; "group:COLUMN" hashes the group. Sizes are
@@ -181,7 +180,7 @@ def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDa
     shares = check_sizes(args.split_sizes)
     column = args.split_column
     rule = args.split or "random"
-    report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
+    report: Report = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
     key = column or check_rule(rule)[1]
     keys = [key] if key else args.sequence_columns
     if not column:

@@ -14,6 +14,8 @@ from ..errors import DataError
 from ..labels import LabelKind
 from .store import EmbeddingStore
 
+Batch = dict[str, Any]  # as a model takes it
+
 
 def join_parts(parts: Sequence[str]) -> str:
     """Joins the parts of an encoder input to one cache entry: `HEAVY|LIGHT`."""
@@ -79,16 +81,14 @@ class EmbeddedDataset(Dataset):
     def __len__(self) -> int:
         return len(next(iter(self.positions.values())))
 
-    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+    def __getitems__(self, indices: list[int]) -> Batch:
         """One batch: `embeddings` (input name -> (n, width)), the columns, and `live` rows where there are any.
 
         `missing`, input name -> (n,) bool, for the inputs that rows may lack.
         """
         index = torch.tensor(indices)
         positions = {name: array[index] for name, array in self.positions.items()}
-        batch: dict[str, Any] = {
-            "embeddings": {name: take_rows(self.tables[name], place) for name, place in positions.items()}
-        }
+        batch: Batch = {"embeddings": {name: take_rows(self.tables[name], place) for name, place in positions.items()}}
         batch.update({name: array[index] for name, array in self.columns.items()})
         if self.optional:
             batch["missing"] = {name: positions[name] < 0 for name in self.optional}
@@ -96,7 +96,7 @@ class EmbeddedDataset(Dataset):
             batch["live"] = [self.live[i] for i in indices]
         return batch
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 
@@ -124,7 +124,7 @@ class EmbeddedResidues(Dataset):
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+    def __getitems__(self, indices: list[int]) -> Batch:
         """One batch: `embeddings` (input name -> (residues of all rows, width)), `missing` and `labels`, (n, longest).
 
         `missing`, input name -> bool, is true behind a row's end. Labels are cut as the sequences were.
@@ -132,13 +132,13 @@ class EmbeddedResidues(Dataset):
         states = self.store.gather_states([self.sequences[i] for i in indices])
         lengths = torch.tensor([*map(len, states)])
         longest = int(lengths.max())
-        batch: dict[str, Any] = {"embeddings": {self.name: torch.cat(states)}}
+        batch: Batch = {"embeddings": {self.name: torch.cat(states)}}
         batch["missing"] = {self.name: torch.arange(longest) >= lengths[:, None]}
         if self.labels is not None:
             batch["labels"] = self.kind.stack([self.labels[i] for i in indices], longest)
         return batch
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from ..evaluation import (
 )
 from ..labels import LABEL, LabelKind
 from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_units, find_kind, scored_names
-from ..reporting import read_run
+from ..reporting import Facts, read_run
 from ..text import format_table, units
 
 
@@ -149,7 +149,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
 
 
 def compare(
-    predictions: Mapping[str, Any],
+    predictions: Facts,
     rows: LabelledRows,
     *,
     metric: str = "rmse",
@@ -208,7 +208,7 @@ def compare(
     }
 
 
-def describe(found: Mapping[str, Any]) -> str:
+def describe(found: Facts) -> str:
     """Describes what `compare` found: verdicts, alarms, notes; a table of all rows; requirements."""
     parts = [one["text"] for one in found["verdicts"].values()]
     parts += [f"ALARM, {name}: {alarm}" for name, one in found["collapse"].items() for alarm in one["alarms"]]
@@ -220,12 +220,12 @@ def describe(found: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def describe_unmet(found: Mapping[str, Any]) -> list[str]:
+def describe_unmet(found: Facts) -> list[str]:
     """Lists requirements that some model does not meet."""
     return [f"{name}: {one}" for name, checked in found["requirements"].items() for one in describe_failed(checked)]
 
 
-def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
+def _format(scores: Facts, differences: Facts) -> str:
     """Formats a row per metric, a column per model and, beside each but the first, by how much it is better."""
     first = next(iter(scores))
     headers = [""]
@@ -239,7 +239,7 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
     return format_table(rows, headers)
 
 
-def format_difference(compared: Mapping[str, Any] | None) -> str:
+def format_difference(compared: Facts | None) -> str:
     """Formats `PairedComparison.as_dict` as 0.120 [0.100, 0.140] *, with a star where the interval excludes 0."""
     if compared is None:  # of the metric by groups
         return units.MISSING

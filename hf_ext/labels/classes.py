@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,8 @@ MAX_PROBABILITIES = 20  # classes of which each has a column; of more the predic
 
 class NamedKind(LabelKind):
     """What names in cells stand for, by their number among `names`."""
+
+    hub_task = "text-classification"
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -201,7 +203,6 @@ class Classes(NamedKind):
     label_shape = ()
     repeats = True
     chart = "confusion"
-    hub_task = "text-classification"
     hub_name = "Classification of protein sequences"
     returns = "the name of a class per row; predict_proba returns the probability of each"
 
@@ -255,9 +256,6 @@ class Classes(NamedKind):
         names, counts = np.unique(labels, return_counts=True)
         chosen = labels[:, None] == names[np.argsort(-counts, kind="stable")[:most]]
         return chosen.astype(np.float64), np.ones(chosen.shape, bool)
-
-    def _link(self, special: Any) -> Callable[[Any], Any]:
-        return lambda logits: special.softmax(logits, axis=-1)
 
     def decode(self, predictions: Outputs) -> Any:
         return np.array(self.names)[np.argmax(predictions, axis=-1)]

@@ -41,7 +41,6 @@ class Number(NumericKind):
     baselines = ("groups", "partners", "stream")
     repeats = True
     chart = "scatter"
-    hub_name = "Regression on protein sequences"
 
     @classmethod
     def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:

@@ -34,6 +34,7 @@ class NumericKind(LabelKind):
     linear_name = "ridge"
     prior_rows = 0
     hub_task = "regression"
+    hub_name = "Regression on protein sequences"
 
     def check_cell(self, cell: object) -> Checked:
         """Returns a cell as a number, NaN where it holds nothing."""
@@ -94,21 +95,52 @@ class NumericKind(LabelKind):
         return [f"{PREDICTION}_{name}" for name in self.names]
 
 
-class Numbers(NumericKind):
+class ColumnKind(LabelKind):
+    """Several values of each row, with a column for each in tables."""
+
+    def read_values(self, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
+        """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
+
+        Args:
+            columns: cells by name.
+            errors: found before.
+        """
+        values = []
+        for name, column in columns.items():
+            checked = check_cells(column, self.check_cell, name, table.rows)
+            values.append(checked.numbers())
+            errors = [*errors, *checked.errors, *self.find_wrong(values[-1], name, table.rows)]
+        labels = np.stack(values, 1)
+        named = {error.row for error in errors}
+        rule = "no label of the row is known"
+        remedy = "Fill in one of them, or leave the row out."
+        bare = [row for row in table.rows[np.isnan(labels).all(1)].tolist() if row not in named]
+        errors += [RowError(row, self.columns[0], "", rule, remedy) for row in bare]
+        return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
+
+    @property
+    def label_names(self) -> list[str]:
+        return [f"{LABEL}_{name}" for name in self.names]
+
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
+        """Returns a column for each value, "" where it is not known."""
+        return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(self.label_names, labels.T)}
+
+
+class Numbers(ColumnKind, NumericKind):
     """Several numbers of each row; a row has at least one of them."""
 
     task = "regression"
     takes_columns = True
     arrow_type = pa.list_(pa.float64())
     why_one_head = "here each row has several numbers"
-    hub_name = "Regression on protein sequences"
 
     def read(self, table: LabelTable) -> Read:
         columns = {name: table.table[name] for name in self.columns}
         errors: list[RowError] = []
         if len(columns) < self.num_outputs:
             columns, errors = self._split_lists(table)
-        return read_values(self, table, columns, errors)
+        return self.read_values(table, columns, errors)
 
     def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)
@@ -135,41 +167,8 @@ class Numbers(NumericKind):
         *most, last = self.names
         return f"an array with a column for each of {', '.join(most)} and {last}"
 
-    @property
-    def label_names(self) -> list[str]:
-        return [f"{LABEL}_{name}" for name in self.names]
-
     def prediction_columns(self, predictions: Outputs) -> Columns:
         return dict(zip(self.score_columns, np.transpose(predictions)))
-
-    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
-        return write_values(self, labels)
-
-
-def read_values(kind: LabelKind, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
-    """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
-
-    Args:
-        columns: cells by name.
-        errors: found before.
-    """
-    values = []
-    for name, column in columns.items():
-        checked = check_cells(column, kind.check_cell, name, table.rows)
-        values.append(checked.numbers())
-        errors = [*errors, *checked.errors, *kind.find_wrong(values[-1], name, table.rows)]
-    labels = np.stack(values, 1)
-    named = {error.row for error in errors}
-    rule = "no label of the row is known"
-    remedy = "Fill in one of them, or leave the row out."
-    bare = [row for row in table.rows[np.isnan(labels).all(1)].tolist() if row not in named]
-    errors += [RowError(row, kind.columns[0], "", rule, remedy) for row in bare]
-    return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
-
-
-def write_values(kind: LabelKind, labels: Array) -> Columns:
-    """Returns a column for each value, "" where it is not known."""
-    return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(kind.label_names, labels.T)}
 
 
 def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows: np.ndarray) -> list[RowError]:

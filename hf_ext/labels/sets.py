@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from .cells import (
 )
 from .classes import NamedKind
 from .columns import LabelTable, Read
-from .numbers import read_values, write_values
+from .numbers import ColumnKind
 from .outputs import LABEL, PREDICTION, Array, Columns, Outputs
 
 
@@ -39,7 +39,6 @@ class LabelSets(NamedKind):
     takes_columns = True
     arrow_type = pa.list_(pa.float64())
     constant_name = "label frequencies"
-    hub_task = "text-classification"
     hub_name = "Labels of protein sequences, several at once"
     returns = "the names of a row's labels; predict_proba returns the probability of each"
 
@@ -117,9 +116,6 @@ class LabelSets(NamedKind):
     def describe_limits(self) -> list[str]:
         return [f"It knows {self.num_outputs:,} labels and no others."]
 
-    def _link(self, special: Any) -> Callable[[Any], Any]:
-        return special.expit
-
     def decode(self, predictions: Outputs) -> Any:
         return [tuple(name for name, value in zip(self.names, row) if value > 0.5) for row in predictions]
 
@@ -132,7 +128,7 @@ class LabelSets(NamedKind):
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}
 
 
-class LabelColumns(LabelSets):
+class LabelColumns(ColumnKind, LabelSets):
     """The same with a column of 1, 0 or nothing, not known, for each label."""
 
     arrow_type = pa.float64()
@@ -149,14 +145,7 @@ class LabelColumns(LabelSets):
 
     def read(self, table: LabelTable) -> Read:
         columns = {name: table.table[name] for name in self.columns}
-        return read_values(self, table, columns, [])
-
-    @property
-    def label_names(self) -> list[str]:
-        return [f"{LABEL}_{name}" for name in self.names]
-
-    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
-        return write_values(self, labels)
+        return self.read_values(table, columns, [])
 
 
 def join_set(names: Sequence[str]) -> str:

@@ -37,6 +37,8 @@ from .rows import describe_units, find_slices
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
+Scores = dict[str, dict[str, Any]]  # by predictor, class or baseline
+
 MAX_SHOWN = 6  # metrics on a screen
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
 GROUP_NOTE = "--group_column: Spearman within groups is left out, which is for one number per row."
@@ -75,9 +77,9 @@ class SplitScores:
     outputs: np.ndarray
     labels: np.ndarray
     verdict: Verdict
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
-    classes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    classes: Scores = field(default_factory=dict)
+    baselines: Scores = field(default_factory=dict)
     collapse: dict[str, Any] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -112,7 +114,7 @@ class SplitScores:
         """Metrics that a screen has room for."""
         return metrics_of(self.kind).shown(self.scores[MODEL])
 
-    def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
+    def _table_of(self, scores: Scores) -> str:
         rows = [[name, *(units.score(both.get(metric)) for metric in self._shown)] for name, both in scores.items()]
         return format_table(rows, ["", *map(units.metric_name, self._shown)])
 
@@ -219,7 +221,7 @@ class Compared:
         """How they are scored, as functions of `hf_ext.evaluation` take it."""
         return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "units": self.units}
 
-    def score(self, groups: Any = None) -> dict[str, dict[str, Any]]:
+    def score(self, groups: Any = None) -> Scores:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
         return {
             name: score_predictions(predicted, self.labels, groups=groups, **self.options)
