@@ -29,8 +29,8 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
 
     Args:
         dataset: a `datasets.Dataset` (its table in the order of its rows; a transform set on it is not seen), any other
-            dataset with rows by number (`SAMPLE_ROWS` spread over it are read, twice), a stream (nothing is read), a
-            dictionary of these, or None.
+            dataset with rows by number (`SAMPLE_ROWS` from first to last are read, twice), a stream (nothing is
+            read), a dictionary of these, or None.
 
     Returns:
         JSON-able: `num_rows`, and `content`: column -> hash over type, values and their order (of a dictionary, name ->

@@ -58,11 +58,11 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     start = FEW
     size = FIRST_REFERENCES
     while start < len(others) and not found.all():
-        part = others[start : start + size]
+        chunk = others[start : start + size]
         asking = np.flatnonzero(~found).tolist()
-        for index, likely in zip(asking, _likely_references([queries[i] for i in asking], part, identity)):
+        for index, likely in zip(asking, _likely_references([queries[i] for i in asking], chunk, identity)):
             rounds = np.split(likely, ROUNDS) if len(likely) else []
-            found[index] = any(_are_near([queries[index]], part[chosen], identity).any() for chosen in rounds)
+            found[index] = any(_are_near([queries[index]], chunk[chosen], identity).any() for chosen in rounds)
         start += size
         size = min(size * GROWTH, MOST_REFERENCES)
     return found

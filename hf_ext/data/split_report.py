@@ -105,7 +105,7 @@ def _row_numbers(rows: Dataset) -> Sequence[int]:
 
 
 def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: LabelKind) -> Report:
-    """Finds rows with the same sequences and other labels, and what their spread says about the measurement's noise.
+    """Finds rows with the same sequences and other labels, and what these say about the measurement's noise.
 
     The noise is the pooled standard deviation within repeats. Whoever predicts every true value is still that far off a
     single measurement (RMSE).
@@ -124,15 +124,15 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
     """
     if not kind.repeats:
         return {}
-    parts = []
+    frames = []
     for name, split in splits.items():
-        part = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
-        part["split"] = name
-        part["row"] = _row_numbers(split)
+        frame = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
+        frame["split"] = name
+        frame["row"] = _row_numbers(split)
         if "bound" in column_names(split):
-            part = part[np.array(split["bound"][:]) == 0]
-        parts.append(part)
-    table = pd.concat(parts)
+            frame = frame[np.array(split["bound"][:]) == 0]
+        frames.append(frame)
+    table = pd.concat(frames)
     groups = table.groupby([*columns], sort=False)["label"]
     sizes = groups.size()
     disagrees = groups.transform("min") < groups.transform("max")

@@ -261,11 +261,11 @@ class Classes(NamedKind):
         return np.array(self.names)[np.argmax(predictions, axis=-1)]
 
     def prediction_columns(self, predictions: Outputs) -> Columns:
-        shares = np.asarray(predictions, np.float32)
+        probabilities = np.asarray(predictions, np.float32)
         named = {PREDICTION: self.decode(predictions).tolist()}
         if self.num_outputs > MAX_PROBABILITIES:
-            return {**named, PROBABILITY: shares.max(1)}
-        return {**named, **dict(zip(self.score_columns, shares.T))}
+            return {**named, PROBABILITY: probabilities.max(1)}
+        return {**named, **dict(zip(self.score_columns, probabilities.T))}
 
     def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: name_numbers(self, labels).tolist()}

@@ -73,8 +73,8 @@ class Facts:
         is_wrapped = all(len(read_list(cell) or ()) == 1 for cell in seen.values())
         return cls(column, [unwrap(cell) if is_wrapped else cell for cell in seen.values()], lengths)
 
-    def share(self, is_so: Callable[[Any], Any]) -> float:
-        """Returns the share of cells of which `is_so` holds."""
+    def fraction(self, is_so: Callable[[Any], Any]) -> float:
+        """Returns the fraction of cells of which `is_so` holds."""
         return sum(map(bool, map(is_so, self.cells))) / max(1, len(self.cells))
 
     @cached_property
@@ -112,7 +112,7 @@ class Facts:
         is_coded = any(map(_HAS_LEADING_ZERO, digits)) or len({*map(len, found)}) > 1
         if is_coded and len(digits) == len(self.cells):
             return found
-        may_be_numbers = self.share(lambda cell: len(str(cell)) <= LONG_NUMBER and not check_label(cell).rule)
+        may_be_numbers = self.fraction(lambda cell: len(str(cell)) <= LONG_NUMBER and not check_label(cell).rule)
         return [] if may_be_numbers >= MOST else found
 
     @cached_property
@@ -164,11 +164,11 @@ class Facts:
     def are_bit_vectors(self) -> bool:
         """Says whether each cell lists as many 0 and 1."""
         bits = {*map(as_bit, chain.from_iterable(map(_read_vector, self.cells)))}
-        return bits <= {0, 1} and self.share(lambda cell: len(_read_vector(cell)) > 1) >= MOST
+        return bits <= {0, 1} and self.fraction(lambda cell: len(_read_vector(cell)) > 1) >= MOST
 
     def are_lists_of_numbers(self) -> bool:
         """Says whether each cell is a list of as many numbers."""
-        return self.vector_length > 1 and self.share(lambda cell: read_list(cell) is not None) == 1
+        return self.vector_length > 1 and self.fraction(lambda cell: read_list(cell) is not None) == 1
 
     def are_decimals(self) -> bool:
         """Says whether cells list numbers with decimals, which name no labels."""
@@ -181,11 +181,11 @@ class Facts:
 
     def are_bits_but_few(self) -> bool:
         """Says whether nearly all cells, and not all, are 0 or 1."""
-        return self.are_numbers() and NEARLY_ALL <= self.share(lambda cell: as_bit(cell) is not None) < 1
+        return self.are_numbers() and NEARLY_ALL <= self.fraction(lambda cell: as_bit(cell) is not None) < 1
 
     def are_numbers(self) -> bool:
         """Says whether most cells are meant as a number."""
-        return self.share(_is_meant_as_number) >= MOST
+        return self.fraction(_is_meant_as_number) >= MOST
 
     def are_counted_classes(self) -> bool:
         """Says whether numbers are 0 and 1, or whole ones from 0 on of which none is left out and each has its rows."""
@@ -199,9 +199,9 @@ class Facts:
 
     def are_sets(self) -> bool:
         """Says whether cells are lists, or names that a separator joins."""
-        listed = self.share(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
+        listed = self.fraction(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
         joints = find_joints({write_name(cell) for cell in self.cells})
-        return listed > SOME or self.share(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
+        return listed > SOME or self.fraction(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
 
 
 def vector_length(column: pa.ChunkedArray) -> int:

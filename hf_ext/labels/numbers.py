@@ -19,7 +19,7 @@ from .outputs import LABEL, PREDICTION, Array, Columns, IntArray, Outputs
 NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
 MIN_OTHERS = 3  # distinct labels, which say where measurements lie
 FAR = 10.0  # ranges of the other labels between them and a placeholder
-MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd in nM, 999 may be measured
+MAX_RATIO = 100.0  # of positive labels: where they span more, such as Kd in nM, 999 may be measured
 EMPTY = "Bounds can be read where one column is predicted; leave the cell empty where the value is not known."
 
 
@@ -175,7 +175,7 @@ def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows:
     """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
 
     Certain cases only: a negative one among labels of which none is negative, or one that is ten times the range of the
-    other labels away from them; a positive one not where labels spread over two decades, as concentrations do.
+    other labels away from them; a positive one not where labels span two decades, as concentrations do.
     """
     is_nines = np.isin(np.abs(labels), NINES) & (bounds == 0)
     others = np.unique(labels[np.isfinite(labels) & ~is_nines]) if is_nines.any() else labels[:0]

@@ -120,9 +120,9 @@ class LabelSets(NamedKind):
         return [tuple(name for name, value in zip(self.names, row) if value > 0.5) for row in predictions]
 
     def prediction_columns(self, predictions: Outputs) -> Columns:
-        shares = np.asarray(predictions, np.float32)
+        probabilities = np.asarray(predictions, np.float32)
         named = {PREDICTION: [*map(join_set, self.decode(predictions))]}
-        return {**named, **dict(zip(self.score_columns, shares.T))}
+        return {**named, **dict(zip(self.score_columns, probabilities.T))}
 
     def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Scores = dict[str, dict[str, Any]]  # by predictor, class or baseline
 
 MAX_SHOWN = 6  # metrics on a screen
+compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
 GROUP_NOTE = "--group_column: Spearman within groups is left out, which is for one number per row."
 RANKING_NOTE = "The loss ranks rows: predictions have no unit, so RMSE, MAE, R2 and any threshold say nothing here."

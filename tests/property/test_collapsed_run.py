@@ -16,12 +16,12 @@ from datasets import Dataset
 
 from hf_ext.arguments import parse_command
 from hf_ext.data import DataArguments, load_data
-from hf_ext.evaluation import RowMetrics, judge
+from hf_ext.evaluation import judge
 from hf_ext.models import AffinityModel
 from hf_ext.property import TASK, AffinityArguments, build_collator
 from hf_ext.property.building import build_model
 from hf_ext.property.results import collect_results
-from hf_ext.property.scoring import score_split
+from hf_ext.property.scoring import compute_metrics, score_split
 from hf_ext.tasks import Run
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -77,7 +77,7 @@ def run(demo_encoders, tmp_path_factory):
         build_collator(model, data_args),
         data.splits["train"],
         data.splits["validation"],
-        compute_metrics=RowMetrics(),
+        compute_metrics=compute_metrics,
     )
     trained = trainer.train()
     trainer.save_model()

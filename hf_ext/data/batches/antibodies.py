@@ -88,7 +88,7 @@ class PairEncoder:
     def __init__(self, tokenizer: Any = None):
         self.tokenizer = make_pair_tokenizer()
         self.antigens = ResidueTokenizer(tokenizer or self.tokenizer)
-        self.pairs = ResidueTokenizer(self.tokenizer, num_parts=2)
+        self.pairs = ResidueTokenizer(self.tokenizer, num_chains=2)
 
     def encode_antigens(self, antigens: Sequence[str]) -> list[np.ndarray]:
         """Returns (tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.

@@ -31,7 +31,7 @@ class SequenceCollator:
         tokenizers: input name -> its tokenizer.
         columns: input name -> the one or two columns it reads.
         too_long: "error" or "truncate" for inputs above the tokenizer's limit.
-        missing_chains: columns that may be "". Of a pair, the other part is then encoded alone. An input that a row
+        missing_chains: columns that may be "". Of a pair, the other chain is then encoded alone. An input that a row
             lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
             which of these each row of the batch is, -1 where it lacks the input.
         kind: of the labels.
@@ -55,13 +55,13 @@ class SequenceCollator:
     ):
         self.tokenizers = dict(tokenizers)
         self.kind = kind
-        self.columns = {name: list(parts) for name, parts in columns.items()}
+        self.columns = {name: list(chains) for name, chains in columns.items()}
         self.too_long: TooLong = too_long
         self.missing_chains = [*missing_chains]
 
     @property
     def optional_inputs(self) -> list[str]:
-        return [name for name, parts in self.columns.items() if set(parts) <= set(self.missing_chains)]
+        return [name for name, chains in self.columns.items() if set(chains) <= set(self.missing_chains)]
 
     def resolve_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
         """Sets what becomes of long inputs from here on; None leaves it as it is."""
@@ -147,33 +147,33 @@ class SequenceCollator:
         inputs = [tuple(row[column] for column in columns) for row in rows]
         if name not in self.optional_inputs:
             return self.encode(name, *zip(*inputs))
-        present = [parts for parts in inputs if any(parts)]
+        present = [chains for chains in inputs if any(chains)]
         # Where no row has it, one residue stands in, which no row reads: all processes then run the encoder, which may
         # be split among them, and its weights get gradients, of zero.
         batch = self.encode(name, *zip(*(present or [(UNKNOWN_RESIDUE,) * len(columns)])))
-        has_input = torch.tensor([any(parts) for parts in inputs])
+        has_input = torch.tensor([any(chains) for chains in inputs])
         batch["place"] = torch.where(has_input, has_input.cumsum(0) - 1, -1)
         return batch
 
-    def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
+    def encode(self, name: str, *chains: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes as `encode_rows` does, from one list of strings per column."""
         tokenizer = self.tokenizers[name]
         limit = tokenizer.max_residues
-        longest = max(sum(map(len, row)) for row in zip(*parts))
+        longest = max(sum(map(len, row)) for row in zip(*chains))
         if limit is None or longest <= limit:
-            return tokenizer(*parts)
+            return tokenizer(*chains)
         if self.too_long == "truncate":
-            return tokenizer(*_truncate(parts, limit))
+            return tokenizer(*_truncate(chains, limit))
         told = f"Input '{name}' has {longest} residues; {tokenizer.limited_by} {limit}"
         raise DataError(f"{told}. Use --too_long truncate.")
 
 
-def _truncate(parts: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
-    """Cuts each row to `limit` residues; of a pair, the longer part loses residues first."""
-    if len(parts) == 1:
-        return [[sequence[:limit] for sequence in parts[0]]]
+def _truncate(chains: Sequence[Sequence[str]], limit: int) -> list[list[str]]:
+    """Cuts each row to `limit` residues; of a pair, the longer chain loses residues first."""
+    if len(chains) == 1:
+        return [[sequence[:limit] for sequence in chains[0]]]
     kept = []
-    for a, b in zip(*parts):
+    for a, b in zip(*chains):
         keep_b = min(len(b), max(limit - len(a), limit // 2))
         kept.append((a[: limit - keep_b], b[:keep_b]))
-    return [list(part) for part in zip(*kept)]
+    return [list(chain) for chain in zip(*kept)]

@@ -36,7 +36,7 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
     for name, columns in collator.columns.items():
         counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
         tokenizer = collator.tokenizers[name]
-        unknown = tokenizer.check_contract([part for row in counts for part in row], name)
+        unknown = tokenizer.check_contract([chain for row in counts for chain in row], name)
         lengths = {row: sum(map(len, row)) for row in counts}
         limit = tokenizer.max_residues or NO_LIMIT
         above = {row: length for row, length in lengths.items() if length > limit}

@@ -15,7 +15,7 @@ import torch
 from ...errors import ArgumentError, DataError
 from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 
-MAX_UNKNOWN_SHARE = 0.01
+MAX_UNKNOWN_FRACTION = 0.01
 NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
 
 
@@ -43,56 +43,56 @@ class ResidueTokenizer:
 
     Args:
         tokenizer: a transformers tokenizer.
-        num_parts: 1 for single sequences, 2 for pairs (`heavy </s> light`, of ESM C `heavy|light`).
+        num_chains: 1 for single sequences, 2 for pairs (`heavy </s> light`, of ESM C `heavy|light`).
         max_length: tokens including special ones; default: the tokenizer's own limit, if it has one.
 
     Raises:
         DataError: the vocabulary does not give one known id per standard residue, wherever it stands; or a pair begins
             or ends otherwise than a single sequence.
-        ArgumentError: `max_length` leaves no room for a residue of each part.
+        ArgumentError: `max_length` leaves no room for a residue of each chain.
 
     Cost: about 50 tokenizer calls once; then about 100 M residues/s (the pure-Python EsmTokenizer: 0.5 M/s).
     """
 
-    def __init__(self, tokenizer: Any, num_parts: int = 1, max_length: int | None = None):
-        if num_parts not in (1, 2):
-            raise DataError(f"num_parts={num_parts}: an encoder input takes one sequence or a pair (1 or 2).")
+    def __init__(self, tokenizer: Any, num_chains: int = 1, max_length: int | None = None):
+        if num_chains not in (1, 2):
+            raise DataError(f"num_chains={num_chains}: an encoder input takes one sequence or a pair (1 or 2).")
         if tokenizer.pad_token_id is None or tokenizer.unk_token_id is None:
             raise _not_for_proteins(tokenizer, "has no padding or no unknown token")
         self.tokenizer = tokenizer
-        self.num_parts = num_parts
+        self.num_chains = num_chains
         self.pad_token_id = int(tokenizer.pad_token_id)
-        self.template = _read_template(tokenizer, num_parts)
+        self.template = _read_template(tokenizer, num_chains)
         self.table = _read_table(tokenizer, self.template)
         limit = int(min(max_length or tokenizer.model_max_length, NO_LIMIT))
         self.max_residues: int | None = None if limit >= NO_LIMIT else limit - self.template.num_special
         self.limited_by = "its encoder takes"  # with the number of residues behind it
-        if limit - self.template.num_special < num_parts:
+        if limit - self.template.num_special < num_chains:
             raise ArgumentError(
                 f"max_length={limit}: {self.template.num_special} tokens are special ones, so nothing is left for "
                 "residues. Give more, or leave it out."
             )
 
     def limit(self, max_residues: int | None, limited_by: str) -> None:
-        """Lowers `max_residues`, of both parts of a pair; `limited_by` are the words before the number in messages."""
+        """Lowers `max_residues`, of both chains of a pair; `limited_by` are the words before the number in messages."""
         if max_residues is not None and max_residues < (self.max_residues or NO_LIMIT):
             self.max_residues = max_residues
             self.limited_by = limited_by
 
-    def __call__(self, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Encodes n rows; `parts` holds one list of n strings per part.
+    def __call__(self, *chains: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Encodes n rows; `chains` holds one list of n strings per chain.
 
-        A pair of which one part is "" becomes the other part alone, as a single sequence.
+        A pair of which one chain is "" becomes the other chain alone, as a single sequence.
 
         Returns:
             `input_ids` and `attention_mask` (n, longest row), int64; `residue_mask` (n, longest row), bool, true where
             a residue stands (not on special or padding tokens); for BERT-style pairs also `token_type_ids`.
         """
         frame = self.template
-        num_rows = len(parts[0])
-        lengths = np.array([[*map(len, part)] for part in parts], np.int64)
-        is_pair = lengths.min(axis=0) > 0 if self.num_parts == 2 else np.zeros(num_rows, bool)
-        # Columns, per row, at which the first part ends, the second begins and ends, and the row ends.
+        num_rows = len(chains[0])
+        lengths = np.array([[*map(len, chain)] for chain in chains], np.int64)
+        is_pair = lengths.min(axis=0) > 0 if self.num_chains == 2 else np.zeros(num_rows, bool)
+        # Columns, per row, at which the first chain ends, the second begins and ends, and the row ends.
         first_end = len(frame.prefix) + lengths[0]
         second = first_end + len(frame.between) * is_pair
         second_end = second + lengths[1:].sum(0)
@@ -103,7 +103,7 @@ class ResidueTokenizer:
         is_residue &= (columns < first_end[:, None]) | (columns >= second[:, None])
 
         ids = np.full(is_token.shape, self.pad_token_id, np.int64)
-        ids[is_residue] = self.table[_bytes_of(chain.from_iterable(zip(*parts)))]
+        ids[is_residue] = self.table[_bytes_of(chain.from_iterable(zip(*chains)))]
         ids[:, : len(frame.prefix)] = frame.prefix
         pairs = np.flatnonzero(is_pair)
         for offset, special in enumerate(frame.between):
@@ -111,33 +111,33 @@ class ResidueTokenizer:
         for offset, special in enumerate(frame.suffix):
             ids[np.arange(num_rows), second_end + offset] = special
         made = {"input_ids": ids, "attention_mask": is_token.astype(np.int64), "residue_mask": is_residue}
-        if frame.has_token_types and self.num_parts == 2:
+        if frame.has_token_types and self.num_chains == 2:
             is_second = is_pair[:, None] & is_token & (columns >= second[:, None])
             made["token_type_ids"] = is_second.astype(np.int64)
         return {name: torch.from_numpy(values) for name, values in made.items()}
 
     def check_contract(self, sequences: Sequence[str], column: str) -> float:
-        """Refuses data that this vocabulary cannot express; returns the share of unknown residues.
+        """Refuses data that this vocabulary cannot express; returns the fraction of unknown residues.
 
         Raises:
             DataError: more than 1 % of the residues become the unknown token.
         """
         counts = np.bincount(_bytes_of(sequences), minlength=256)
         unknown = np.flatnonzero((self.table == self.tokenizer.unk_token_id) & (counts > 0))
-        share = float(counts[unknown].sum() / max(1, counts.sum()))
-        if share > MAX_UNKNOWN_SHARE:
+        fraction = float(counts[unknown].sum() / max(1, counts.sum()))
+        if fraction > MAX_UNKNOWN_FRACTION:
             raise DataError(
-                f"Column '{column}': {share:.1%} of the residues become the unknown token of "
-                f"{type(self.tokenizer).__name__} (allowed: {MAX_UNKNOWN_SHARE:.0%}; unknown letters: "
+                f"Column '{column}': {fraction:.1%} of the residues become the unknown token of "
+                f"{type(self.tokenizer).__name__} (allowed: {MAX_UNKNOWN_FRACTION:.0%}; unknown letters: "
                 f"{' '.join(map(chr, unknown))}). Use an encoder whose vocabulary has these letters, or "
                 "leave out the rows that have them."
             )
-        return share
+        return fraction
 
     def fingerprint(self) -> str:
         """Hashes everything that decides the ids: table, framing, pad id. Equal hashes give equal ids."""
         template = [self.template.prefix, self.template.between, self.template.suffix]
-        facts = json.dumps([self.table.tolist(), template, self.pad_token_id, self.num_parts])
+        facts = json.dumps([self.table.tolist(), template, self.pad_token_id, self.num_chains])
         return hashlib.sha256(facts.encode()).hexdigest()
 
 
@@ -145,14 +145,14 @@ def _bytes_of(sequences: Iterable[str]) -> np.ndarray:
     return np.frombuffer("".join(sequences).encode("ascii"), np.uint8)
 
 
-def _tokenize(tokenizer: Any, spaced: bool, *parts: str) -> Any:
-    texts = [" ".join(part) if spaced else part for part in parts]
+def _tokenize(tokenizer: Any, spaced: bool, *chains: str) -> Any:
+    texts = [" ".join(chain) if spaced else chain for chain in chains]
     # ESM C's chains are one text with a token between them; as two texts its tokenizer frames them with nothing at all.
     chain_break = getattr(tokenizer, "chain_break_token", None)
     return tokenizer(chain_break.join(texts)) if chain_break else tokenizer(*texts)
 
 
-def _read_template(tokenizer: Any, num_parts: int) -> Template:
+def _read_template(tokenizer: Any, num_chains: int) -> Template:
     for spaced in (False, True):  # residues that are to be seen one by one: spaced for T5 and BERT, not for ESM
         ids = [i for i in _tokenize(tokenizer, spaced, STANDARD)["input_ids"] if i not in tokenizer.all_special_ids]
         if len(ids) == len(STANDARD) == len(set(ids)):
@@ -164,7 +164,7 @@ def _read_template(tokenizer: Any, num_parts: int) -> Template:
     first = next(i for i, (a, c) in enumerate(zip(single, other)) if a != c)
     prefix = tuple(single[:first])
     suffix = tuple(single[first + 1 :])
-    encoded = _tokenize(tokenizer, spaced, *["A"] * num_parts)
+    encoded = _tokenize(tokenizer, spaced, *["A"] * num_chains)
     ids = encoded["input_ids"]
     end = len(ids) - len(suffix)
     if (*ids[:first], *ids[end:]) != prefix + suffix:
