@@ -148,14 +148,14 @@ def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected
     return stream.map(function, batched=True, remove_columns=[*schema.needed, SOURCE_ROW], features=Features(types))
 
 
+@dataclass
 class _StreamRows:
     """A class so that data-loader workers can receive it."""
 
-    def __init__(self, schema: RowSchema, path: str, rejected: Path | None) -> None:
-        self.schema = schema
-        self.path = path
-        self.rejected = rejected
-        self.seen: set[tuple[int, str]] = set()
+    schema: RowSchema
+    path: str
+    rejected: Path | None
+    seen: set[tuple[int, str]] = field(default_factory=set)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         table = pa.table({name: as_array(values) for name, values in batch.items()})

@@ -225,7 +225,7 @@ def _random_sides(num: int, fractions: Sequence[float], seed: int) -> np.ndarray
     """Returns int64 [n] of 0, 1, 2; counts are rounded fractions, at least one row for every fraction above 0."""
     wanted = [number for number, fraction in enumerate(fractions) if fraction > 0]
     if num < len(wanted):
-        raise DataError(_describe_lack(_count(num, "row"), fractions))
+        raise DataError(_describe_lack(f"{num} row{'s' if num != 1 else ''}", fractions))
     counts = [0, 0, 0]
     for number in wanted[1:]:
         counts[number] = max(1, round(fractions[number] * num))
@@ -234,11 +234,6 @@ def _random_sides(num: int, fractions: Sequence[float], seed: int) -> np.ndarray
     counts[0] = num - sum(counts)
     side = np.repeat(np.arange(3), counts)
     return side[np.random.default_rng(seed).permutation(num)]
-
-
-def _count(num: int, what: str) -> str:
-    """Returns "1 row", "2 rows"."""
-    return f"{num} {what}" if num == 1 else f"{num} {what}s"
 
 
 def _describe_lack(what: str, fractions: Sequence[float]) -> str:
@@ -256,7 +251,7 @@ def _group_sides(groups: np.ndarray, fractions: Sequence[float], seed: int, kind
     wanted = [number for number, fraction in enumerate(fractions) if fraction > 0]
     if len(sizes) < len(wanted):
         where = f" in column {column!r}" if column else ""
-        found = _describe_lack(f"{_count(len(sizes), kind)}{where}", fractions)
+        found = _describe_lack(f"{len(sizes)} {kind}{'s' if len(sizes) != 1 else ''}{where}", fractions)
         raise DataError(f"--split {kind}: {found}")
     order = np.random.default_rng(seed).permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ class EmbeddedDataset(Dataset):
         return self.__getitems__([index])
 
 
+@dataclass(eq=False)
 class EmbeddedResidues(Dataset):
     """Rows of stored residue states plus labels; each batch is read from the store, which stays on the disk.
 
@@ -110,16 +112,13 @@ class EmbeddedResidues(Dataset):
         kind: of the labels; `labels`: of each row, None without.
     """
 
-    live = None  # no row has columns that are encoded as it comes
+    name: str
+    store: EmbeddingStore
+    sequences: Sequence[str]
+    kind: LabelKind
+    labels: Sequence[Any] | None
 
-    def __init__(
-        self, name: str, store: EmbeddingStore, sequences: Sequence[str], kind: LabelKind, labels: Sequence[Any] | None
-    ):
-        self.name = name
-        self.store = store
-        self.sequences = sequences
-        self.kind = kind
-        self.labels = labels
+    live = None  # no row has columns that are encoded as it comes
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import DataError
 from .cells import (
@@ -30,7 +29,7 @@ from .cells import (
 )
 from .columns import distinct
 from .kind import LabelKind, ReadArguments
-from .outputs import LABEL, PREDICTION, PROBABILITY, Array, Columns, FloatArray, IntArray, Outputs
+from .outputs import LABEL, PREDICTION, PROBABILITY, Array, BoolArray, Columns, FloatArray, IntArray, Outputs
 
 FILL_IN = "Fill it in, or leave the row out."
 NOT_KNOWN = "?"  # in tables of predictions
@@ -252,7 +251,7 @@ class Classes(NamedKind):
     def code(self, labels: FloatArray) -> tuple[FloatArray, IntArray]:
         return np.eye(self.num_outputs), labels.astype(np.int64)
 
-    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, BoolArray]:
         names, counts = np.unique(labels, return_counts=True)
         chosen = labels[:, None] == names[np.argsort(-counts, kind="stable")[:most]]
         return chosen.astype(np.float64), np.ones(chosen.shape, bool)

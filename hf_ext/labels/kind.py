@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
 from .cells import UNKNOWN, Checked
 from .columns import LabelTable, Read, RowError
-from .outputs import Array, FloatArray, IntArray, KindOutputs, Outputs
+from .outputs import Array, BoolArray, FloatArray, IntArray, KindOutputs, Outputs
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -273,7 +272,7 @@ class LabelKind(KindOutputs):
         """Returns distinct targets (m, num_outputs), as certain predictions, and which of them each of n rows has."""
         return labels.reshape(len(labels), -1), np.arange(len(labels))
 
-    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, BoolArray]:
         """Returns labels as columns of numbers of one size, (n, k), and which are known; others hold the column's mean.
 
         Args:

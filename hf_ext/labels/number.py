@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from .cells import SIGNS, Checked, check_label, is_missing, shorten, unwrap
 from .columns import LabelTable, Read, RowError
 from .facts import vector_length
 from .kind import LabelKind, ReadArguments
 from .numbers import Numbers, NumericKind, find_placeholders
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, Outputs
+from .outputs import LABEL, PREDICTION, Array, BoolArray, Columns, FloatArray, Outputs
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -119,7 +118,7 @@ class Number(NumericKind):
         noise = math.sqrt(float(((labels - means) ** 2).sum()) / num_free)
         return {"noise": noise, "share": min(1.0, noise**2 / float(labels.var(ddof=0)))}
 
-    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, BoolArray]:
         return labels[:, None], np.ones((len(labels), 1), bool)
 
     def prediction_columns(self, predictions: Outputs) -> Columns:

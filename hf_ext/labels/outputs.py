@@ -16,6 +16,7 @@ LABEL = "label"
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 Outputs = Array | Sequence[Any]  # of residues a row's own for each row
 Columns = Mapping[str, Sequence[Any] | Array]
 

@@ -139,8 +139,7 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
     """
     made = copy.deepcopy(model)
     is_cached = plan.applied("embedding_cache")
-    kind = model.config.kind
-    kind = kind.of_rows
+    kind = model.config.kind.of_rows
     made.config.label_kind = kind.stored
     for index, spec in enumerate(made.config.encoder_specs):
         if str(index) not in made.encoders and not is_cached:

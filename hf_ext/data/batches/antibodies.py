@@ -178,6 +178,7 @@ def decode_pair(ids: Iterable[int]) -> AntibodyPair:
     return AntibodyPair(heavy, (others[0] or None) if others else None, tuple(malformed))
 
 
+@dataclass(eq=False)
 class AntibodyCollator:
     """Makes a generator's batches from rows of `PairEncoder.encode_rows`.
 
@@ -194,11 +195,10 @@ class AntibodyCollator:
             it says where the distinct antigens stand without padding.
     """
 
-    def __init__(self, pad_token_id: int = 0, states_of: StatesOf | None = None, antigen_tokenizer: Any = None):
-        self.pad_token_id = pad_token_id
-        self.states_of = states_of
-        self.antigen_tokenizer = antigen_tokenizer
-        self.layout: LayoutMaker | None = None
+    pad_token_id: int = 0
+    states_of: StatesOf | None = None
+    antigen_tokenizer: Any = None
+    layout: LayoutMaker | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One batch of n rows with k distinct antigens.
