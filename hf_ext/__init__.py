@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from .arguments.presets import PRESETS
     from .data.batches.antibodies import AntibodyCollator, PairEncoder
     from .data.batches.batching import TokenBudgetBatchSampler
+    from .data.batches.collating import SequenceCollator
     from .data.batches.masking import MaskedLMCollator
-    from .data.batches.tokenization import ResidueTokenizer, SequenceCollator
+    from .data.batches.tokenization import ResidueTokenizer
     from .embeddings.store import EmbeddingStore
     from .errors import exit_on_errors
     from .generation.task import GenerationTask

@@ -16,9 +16,9 @@ ASKED = re.compile(
 )
 # Files outside labels/ that ask what kind of label there is, how often, and why. Each number may only fall.
 ALLOWED = {
-    "data/batches/tokenization.py": (2, "a collator that is not told anything has one number per row"),
+    "data/batches/collating.py": (2, "a collator that is not told anything has one number per row"),
     "finished/comparing.py": (2, "predictions.csv has bounds in a column of their own, and residues of cut sequences"),
-    "finished/evaluating.py": (1, "labels of residues are cut to what the shortest model read"),
+    "finished/evaluate.py": (1, "labels of residues are cut to what the shortest model read"),
     "generation/judging/discriminator.py": (2, "only a number ranks antibodies"),
     "heads/calibration.py": (1, "numbers have no temperature"),
     "models/affinity.py": (7, "states of residues are not pooled"),

@@ -20,18 +20,15 @@ if TYPE_CHECKING:
         StatesOf,
         decode_pair,
     )
-    from .batches.batching import (
-        EvenBatchSampler,
-        LengthGroupedSampler,
-        RepeatedRows,
-        TokenBudgetBatchSampler,
-        batches_by_tokens,
-        count_tokens,
-    )
+    from .batches.batching import TokenBudgetBatchSampler, batches_by_tokens, count_tokens
+    from .batches.collating import INPUTS_NAME, SequenceCollator
+    from .batches.dealing import EvenBatchSampler, LengthGroupedSampler, RepeatedRows
+    from .batches.input_checks import check_inputs
     from .batches.masking import EPOCH_COLUMN, MaskedLMCollator, MaskingEpochCallback, mark_evaluation, splitmix64
     from .batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
-    from .batches.tokenization import INPUTS_NAME, ResidueTokenizer, SequenceCollator, check_inputs
+    from .batches.tokenization import ResidueTokenizer
     from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels
+    from .cleaning import REJECTED_FILE, REJECTED_HEADER, format_errors
     from .columns import (
         FloatArray,
         as_dataset,
@@ -48,9 +45,8 @@ if TYPE_CHECKING:
     from .formats import irregular_kind
     from .loading import LoadedData, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
-    from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, clean_chains, judge_sequence
+    from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence, clean_chains
     from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
-    from .row_errors import REJECTED_FILE, REJECTED_HEADER, format_errors
     from .split_report import find_missing, leak_report
     from .splits import draw_rows
 else:

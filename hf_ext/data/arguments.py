@@ -188,15 +188,15 @@ class DataArguments(LabelledArguments):
 
 
 def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the train, validation and test shares; ArgumentError unless all are >= 0, train > 0 and they sum to 1."""
-    shares = tuple(float(share) for share in sizes)
-    in_range = len(shares) == 3 and all(0 <= share <= 1 for share in shares) and shares[0] > 0
-    if not in_range or abs(sum(shares) - 1) > 1e-6:
+    """Returns the fractions of train, validation and test; ArgumentError unless >= 0, train > 0 and their sum is 1."""
+    fractions = tuple(map(float, sizes))
+    in_range = len(fractions) == 3 and all(0 <= share <= 1 for share in fractions) and fractions[0] > 0
+    if not in_range or abs(sum(fractions) - 1) > 1e-6:
         raise ArgumentError(
             f"split_sizes={' '.join(map(str, sizes))}: give three shares for train, validation and test, none "
             f"negative, train above 0, that sum to 1, for example 0.8 0.1 0.1."
         )
-    return shares[0], shares[1], shares[2]
+    return fractions[0], fractions[1], fractions[2]
 
 
 def check_rule(rule: str) -> tuple[str, str]:

@@ -1,8 +1,14 @@
-"""What happens to every row, in a table or in a stream: clean its sequences, read its label, and refuse or drop."""
+"""What happens to every row, in a table or in a stream: clean its sequences, read its label, and refuse or drop.
+
+Rows that cannot be used are all in one error, with file, row, column, value, rule and remedy, or in one file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,13 +18,22 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
-from ..labels import Judged, LabelKind, LabelTable, Number, RowError, as_array, as_text, judge_cells
+from ..errors import DataError
+from ..files import write_cell
+from ..labels import Checked, LabelKind, LabelTable, Number, RowError, as_array, as_text, check_cells
 from .arguments import DataArguments
 from .columns import check_columns, read_table
-from .proteins import clean_chains
+from .proteins import Changes, clean_chains
 from .reading import SOURCE_ROW
-from .row_errors import NO_SPLIT, append_rejected, refuse
 from .splits import canonical_split
+
+REJECTED_FILE = "rejected_rows.csv"
+REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
+NO_SPLIT = "names no split"
+MAX_LISTED = 20
+MIN_LISTED = 3  # of each kind
+
+Located = tuple[str, RowError]  # (file, error)
 
 
 @dataclass(frozen=True)
@@ -27,7 +42,7 @@ class CleanRows:
 
     table: pa.Table
     errors: list[RowError]
-    changes: dict[str, dict[str, int]]
+    changes: Changes
 
 
 @dataclass(frozen=True)
@@ -94,10 +109,10 @@ class RowSchema:
             columns |= labels
             errors += refused
         for name in self.text_columns:
-            judge = partial(self._judge_text, name)
-            found, judged, refused = judge_cells(as_text(table[name]), judge, name, rows)
-            columns[name] = found.spread([one.value for one in judged], pa.string())
-            errors += refused
+            check = partial(self._check_text, name)
+            checked = check_cells(as_text(table[name]), check, name, rows)
+            columns[name] = checked.to_rows(pa.string())
+            errors += checked.errors
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)
         result = pa.table(columns)
@@ -106,16 +121,16 @@ class RowSchema:
             result = result.filter(pa.array(is_sound))
         return CleanRows(result, errors, changes)
 
-    def _judge_text(self, name: str, text: str | None) -> Judged:
+    def _check_text(self, name: str, text: str | None) -> Checked:
         """Names are one line each: in a CSV, a line end is mostly what stray quotes made of several rows."""
         if text and ("\n" in text or "\r" in text):
-            return Judged(text, "a line end inside the text", "Write it on one line; look for stray quotes, too.")
+            return Checked(text, "a line end inside the text", "Write it on one line; look for stray quotes, too.")
         if name in self.groups and not (text and text.strip()):
-            return Judged(text, "the group is missing", "Name the group, or leave the row out.")
+            return Checked(text, "the group is missing", "Name the group, or leave the row out.")
         if name == self.args.split_column and canonical_split(text) is None:
             remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out of the file."
-            return Judged(text, NO_SPLIT, remedy)
-        return Judged(text)
+            return Checked(text, NO_SPLIT, remedy)
+        return Checked(text)
 
 
 def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected: Path | None) -> IterableDataset:
@@ -124,7 +139,7 @@ def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected
     With "drop", refused values are appended to the file `rejected` as they are met, each once per process (with several
     data-loader workers a row can be listed once per worker).
     """
-    types: dict[str, Any] = {name: Value("string") for name in schema.args.sequence_columns}
+    types = {name: Value("string") for name in schema.args.sequence_columns}
     if schema.needs_labels:
         types |= Features.from_arrow_schema(pa.schema([*schema.kind.arrow_columns.items()]))
     types |= {name: Value("string") for name in schema.text_columns}
@@ -133,14 +148,14 @@ def clean_stream(schema: RowSchema, stream: IterableDataset, path: str, rejected
     return stream.map(function, batched=True, remove_columns=[*schema.needed, SOURCE_ROW], features=Features(types))
 
 
+@dataclass
 class _StreamRows:
     """A class so that data-loader workers can receive it."""
 
-    def __init__(self, schema: RowSchema, path: str, rejected: Path | None) -> None:
-        self.schema = schema
-        self.path = path
-        self.rejected = rejected
-        self.seen: set[tuple[int, str]] = set()
+    schema: RowSchema
+    path: str
+    rejected: Path | None
+    seen: set[tuple[int, str]] = field(default_factory=set)
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         table = pa.table({name: as_array(values) for name, values in batch.items()})
@@ -151,3 +166,69 @@ class _StreamRows:
         if new and self.rejected is not None:
             append_rejected(self.rejected, new)
         return cleaned.table.to_pydict()
+
+
+def format_errors(located: Sequence[Located]) -> str:
+    """Returns the error text: a count, then each error with file, row, column, value, rule and remedy.
+
+    Each kind (a rule in a column of a file) has its first ones listed, 20 in all but at least 3, and the others
+    counted, so that one look at the text is enough to fix the file.
+    """
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for path, error in located:
+        kind = (path, error.column, _rule_kind(error.rule))
+        place = f"  {path}, row {error.row}, column {error.column!r}, value '{error.value}'"
+        kinds.setdefault(kind, []).append(f"{place}: {error.rule}. {error.remedy}")
+    lines = [f"{len(located)} value{'s' if len(located) != 1 else ''} cannot be used:"]
+    shown = max(MIN_LISTED, MAX_LISTED // max(1, len(kinds)))
+    for (_, column, rule), texts in [*kinds.items()][:MAX_LISTED]:
+        lines += texts[:shown]
+        if len(texts) > shown:
+            lines.append(f"  ... and {len(texts) - shown:,} more in column {column!r}: {rule}")
+    if len(kinds) > MAX_LISTED:
+        lines.append(f"  ... and {len(kinds) - MAX_LISTED} more kinds")
+    return "\n".join(lines)
+
+
+def count_rules(errors: Iterable[RowError]) -> dict[str, int]:
+    """Returns how many values each rule refused, numbers and quoted characters in the rule replaced by `...`."""
+    return dict(Counter(_rule_kind(error.rule) for error in errors).most_common())
+
+
+def _rule_kind(rule: str) -> str:
+    words = []
+    for word in rule.split():
+        varies = "'" in word or any(c.isdigit() for c in word)
+        words.append("..." if varies else word)
+    return " ".join(words)
+
+
+def refuse(located: Sequence[Located], bad_rows: str) -> None:
+    """Raises DataError with all refused rows where `bad_rows` is "error"; else with those that name no split, if any.
+
+    Which rows are tested is not for `drop` to change.
+    """
+    kept = [one for one in located if one[1].rule == NO_SPLIT]
+    shown = located if bad_rows == "error" else kept
+    if shown:
+        hint = "\nFix these rows, or leave them out with --bad_rows drop." if len(kept) < len(shown) else ""
+        raise DataError(format_errors(shown) + hint)
+
+
+def write_rejected(path: Path, located: Sequence[Located]) -> None:
+    """Lists refused values in a CSV that takes the place of an older one; OSError where it cannot be written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # every process of a run writes the same
+    append_rejected(draft, located)
+    os.replace(draft, path)
+
+
+def append_rejected(path: Path, located: Sequence[Located]) -> None:
+    """Adds refused values to a CSV, which begins with `REJECTED_HEADER`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle)
+        if handle.tell() == 0:
+            writer.writerow(REJECTED_HEADER)
+        for file, error in located:
+            row = [error.row, error.column, error.value, error.rule, error.remedy, file]
+            writer.writerow(map(write_cell, row))

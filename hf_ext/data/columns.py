@@ -19,8 +19,8 @@ from ..errors import DataError
 from ..labels import UNKNOWN
 
 FloatArray = NDArray[np.float64]
+Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
-PLAIN_TYPES = ("string", "int64", "double", "bool", "null")  # of Arrow
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 

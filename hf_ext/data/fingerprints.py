@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,16 +23,14 @@ from .reading import SOURCE_ROW
 BLOCK_ROWS = 10_000  # hashed together; part of the definition of the hash
 SAMPLE_ROWS = 64  # rows read of a dataset that can only be read row by row
 
-States = list[tuple[Callable[[Any], Any], Any]]  # how a generator is set, and to what
-
 
 def fingerprint(dataset: Any) -> dict[str, Any]:
     """Describes the content of `dataset`, equal in every process that reads the same data, and only there.
 
     Args:
         dataset: a `datasets.Dataset` (its table in the order of its rows; a transform set on it is not seen), any other
-            dataset with rows by number (`SAMPLE_ROWS` spread over it are read, twice), a stream (nothing is read), a
-            dictionary of these, or None.
+            dataset with rows by number (`SAMPLE_ROWS` from first to last are read, twice), a stream (nothing is
+            read), a dictionary of these, or None.
 
     Returns:
         JSON-able: `num_rows`, and `content`: column -> hash over type, values and their order (of a dictionary, name ->
@@ -119,34 +117,13 @@ def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """Restores the random states of the process at the end."""
-    states = capture_rng("cuda" if torch.cuda.is_initialized() else "cpu")
+    """Restores the random states of the process at the end: Python's, NumPy's, torch's, and those of GPUs in use."""
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002  the generator that libraries draw from
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        restore_rng(states)
-
-
-def capture_rng(device: str | torch.device) -> States:
-    """Captures the states of all generators: Python's, NumPy's, torch's, and those of accelerators of `device`'s kind.
-
-    Copies: drawing on does not change them.
-    """
-    module = torch.get_device_module(device)
-    states: States = [
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  the generator that libraries draw from
-        (torch.set_rng_state, torch.get_rng_state()),
-    ]
-    for ending in ("_all", ""):
-        if hasattr(module, f"get_rng_state{ending}"):
-            read = getattr(module, f"get_rng_state{ending}")
-            states.append((getattr(module, f"set_rng_state{ending}"), read()))
-            break
-    return states
-
-
-def restore_rng(states: States) -> None:
-    """Sets every generator to the state that `capture_rng` found in this process."""
-    for put_back, state in states:
-        put_back(state)
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

@@ -132,8 +132,8 @@ def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iter
     """
     reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), delimiter=delimiter)
     names: list[str] = []
-    ragged: list[str] = []
-    spanning: list[str] = []
+    ragged = []
+    spanning = []
     first = 1
     try:
         for cells in reader:
@@ -202,8 +202,8 @@ def _read_fasta(path: Path) -> Iterator[Record]:
 
 def _split_fasta(path: Path) -> Iterator[Lines]:
     row = 0
-    header: str | None = None
-    lines: list[str] = []
+    header = None
+    lines = []
     for number, line in chain(read_lines(path), [(0, ">")]):
         text = line.strip()
         if not text.startswith(">"):

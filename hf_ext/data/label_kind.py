@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -22,13 +21,11 @@ from ..labels import (
     write_name,
 )
 from .arguments import DataArguments
-from .columns import check_columns, read_table
+from .columns import Report, check_columns, read_table
 from .reading import SOURCE_ROW, Part
 
 
-def find_kind(
-    args: DataArguments, parts: Sequence[Part], report: dict[str, Any], given: LabelKind | None = None
-) -> LabelKind:
+def find_kind(args: DataArguments, parts: Sequence[Part], report: Report, given: LabelKind | None = None) -> LabelKind:
     """Finds what the label columns hold, over all parts of a source.
 
     Args:

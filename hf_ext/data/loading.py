@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +16,10 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
 from .arguments import DataArguments
-from .cleaning import RowSchema, clean_stream
-from .columns import as_dataset, read_table
+from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
+from .columns import Report, as_dataset, read_table
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
-from .row_errors import REJECTED_FILE, count_rules, format_errors, refuse, write_rejected
 from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
 
@@ -37,7 +34,7 @@ class LoadedData:
     `kind` says nothing where no labels were read."""
 
     splits: DatasetDict | IterableDatasetDict
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=dict)
     kind: LabelKind = field(default_factory=Number)
 
 
@@ -50,7 +47,7 @@ class LoadedSequences:
     """
 
     table: Dataset | IterableDataset
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Report = field(default_factory=dict)
     as_read: Dataset | None = None
     kind: LabelKind = field(default_factory=Number)
 
@@ -58,7 +55,7 @@ class LoadedSequences:
 def load_data(
     args: DataArguments,
     *,
-    output_dir: str | os.PathLike[str] | None,
+    output_dir: Path | str | None,
     seed: int,
     needs_labels: bool = True,
     looks_for_leaks: bool = True,
@@ -115,8 +112,7 @@ def load_data(
         check_labels(splits["train"], kind, parts[0].path)
     num_train = len(splits["train"])
     if args.max_train_samples is not None and args.max_train_samples < num_train:
-        chosen = np.zeros(num_train, bool)
-        chosen[draw_rows(num_train, seed, args.max_train_samples)] = True
+        chosen = np.isin(range(num_train), draw_rows(num_train, seed, args.max_train_samples))
         report["train_subset"] = {"num_rows": args.max_train_samples, "of": num_train}
         splits["train"] = keep_rows(splits["train"], chosen)
         if needs_labels:
@@ -165,10 +161,10 @@ def load_sequences(
 
 def _open(
     schema: RowSchema, table: Dataset | None, rejected: Path | None, reads_all: bool = False
-) -> tuple[list[Part], dict[str, Any]]:
+) -> tuple[list[Part], Report]:
     """Opens the tables to read, and begins a report."""
     args = schema.args
-    report: dict[str, Any] = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
+    report: Report = {"source": args.dataset_name, "streaming": args.streaming, "notes": [], "warnings": []}
     if args.bad_rows == "drop" and rejected is None:
         raise ArgumentError(f"bad_rows='drop' needs an output folder for {REJECTED_FILE}.")
     if table is not None:
@@ -202,7 +198,7 @@ def _describe_unread(schema: RowSchema) -> list[str]:
     ]
 
 
-def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: dict[str, Any]) -> list[pa.Table]:
+def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, report: Report) -> list[pa.Table]:
     """Cleans each part; the other rows of all are refused or dropped at once. Fills `report`."""
     cleaned = [schema.clean(part.data, part.path) for part in parts]
     located = [(part.path, error) for part, rows in zip(parts, cleaned) for error in rows.errors]

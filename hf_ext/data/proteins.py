@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..labels import NUMBER, Judged, RowError, is_missing, judge_cells
+from ..labels import NUMBER, Checked, RowError, check_cells, is_missing
 from .arguments import DataArguments
 
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
@@ -55,12 +55,14 @@ _CHARACTERS = (
     (string.whitespace, "white space inside the sequence,", "Join the parts; put each chain in a column of its own."),
 )
 
+Changes = dict[str, dict[str, int]]  # column -> kind of change -> rows
+
 
 def clean_chains(
     columns: Mapping[str, pa.ChunkedArray | Sequence[Any]],
     args: DataArguments,
     rows: np.ndarray,
-) -> tuple[dict[str, pa.ChunkedArray], list[RowError], dict[str, dict[str, int]]]:
+) -> tuple[dict[str, pa.ChunkedArray], list[RowError], Changes]:
     """Applies the residue rules to sequence columns; every change is counted and every refusal names its row.
 
     Accepted: the 20 standard residues, X and the rare U Z O B J. Changed and counted, in rows: surrounding white space
@@ -77,24 +79,24 @@ def clean_chains(
     Returns:
         The columns as text; an error for each refused cell; and column -> kind of change -> rows.
 
-    Cost: each distinct cell is judged once; 0.1 s for 100,000 distinct ones of 120 residues.
+    Cost: each distinct cell is checked once; 0.1 s for 100,000 distinct ones of 120 residues.
     """
-    cleaned: dict[str, pa.ChunkedArray] = {}
-    errors: list[RowError] = []
-    changes: dict[str, dict[str, int]] = {}
+    cleaned = {}
+    errors = []
+    changes = {}
     if_missing = NAME_COLUMN if len(columns) > 1 else LEAVE_OUT
     for name, values in columns.items():
         may_be_missing = name in args.missing_chains
-        judge = partial(judge_sequence, args=args, if_missing=if_missing, may_be_missing=may_be_missing)
-        found, judged, refused = judge_cells(values, judge, name, rows)
-        errors += refused
+        check = partial(check_sequence, args=args, if_missing=if_missing, may_be_missing=may_be_missing)
+        column = check_cells(values, check, name, rows)
+        errors += column.errors
         counts: Counter[str] = Counter()
-        times = np.bincount(found.number, minlength=len(judged))
-        for one, num in zip(judged, times.tolist()):
+        times = np.bincount(column.found.number, minlength=len(column.checked))
+        for one, num in zip(column.checked, times.tolist()):
             counts.update(dict.fromkeys(one.changes, num))
         if counts:
             changes[name] = dict(counts)
-        cleaned[name] = found.spread([one.value for one in judged], pa.string())
+        cleaned[name] = column.to_rows(pa.string())
     if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
         named = {error.row for error in errors}
@@ -107,19 +109,19 @@ def clean_chains(
     return cleaned, errors, changes
 
 
-def judge_sequence(
+def check_sequence(
     cell: object, args: DataArguments, if_missing: str = LEAVE_OUT, may_be_missing: bool = False
-) -> Judged:
-    """Judges a single cell by the rules of `clean_chains`; "" where it is refused."""
+) -> Checked:
+    """Checks a single cell by the rules of `clean_chains`; "" where it is refused."""
     if is_missing(cell):
         if may_be_missing:
-            return Judged("", changes=("missing",))
-        return Judged("", "the sequence is missing", if_missing)
+            return Checked("", changes=("missing",))
+        return Checked("", "the sequence is missing", if_missing)
     if not isinstance(cell, str):
-        return Judged("", f"a sequence must be text, not {type(cell).__name__}", "Store the column as text.")
+        return Checked("", f"a sequence must be text, not {type(cell).__name__}", "Store the column as text.")
     text = cell.strip()
     if rule := _find_nucleotides(text.upper()):
-        return Judged("", rule, "Translate it into amino acids first.")
+        return Checked("", rule, "Translate it into amino acids first.")
     sequence = text
     changes = []
     if text != cell:
@@ -127,21 +129,21 @@ def judge_sequence(
     if not _IS_PLAIN(text):
         sequence = text.removesuffix(STOP)
         if _ALTERNATES(sequence):
-            return Judged("", ALTERNATING, KEEP_CAPITALS)
+            return Checked("", ALTERNATING, KEEP_CAPITALS)
         if wrong := _NOT_RESIDUE(sequence):
             if name := next((what for form, what in _NAMES if re.fullmatch(form, text)), None):
-                return Judged("", f"reads as {name}, not as a sequence", WRITE_OUT)
-            return Judged("", *_explain(wrong.group(), wrong.start() + 1, len(text)))
+                return Checked("", f"reads as {name}, not as a sequence", WRITE_OUT)
+            return Checked("", *_explain(wrong.group(), wrong.start() + 1, len(text)))
         if not sequence:
-            return Judged("", "the sequence is a stop codon alone", if_missing)
+            return Checked("", "the sequence is a stop codon alone", if_missing)
         if sequence != sequence.upper():
             changes.append("upper_cased")
         if sequence != text:
             changes.append("stop_codon_trimmed")
     if args.max_residues is not None and args.too_long == "error" and len(sequence) > args.max_residues:
         rule = f"{len(sequence)} residues are more than max_residues={args.max_residues}"
-        return Judged("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")
-    return Judged(sequence.upper(), changes=tuple(changes))
+        return Checked("", rule, "Raise --max_residues, leave the row out, or choose --too_long truncate.")
+    return Checked(sequence.upper(), changes=tuple(changes))
 
 
 def _find_nucleotides(text: str) -> str:

@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict
 
 from ..errors import DataError
 from ..labels import LabelKind, shorten
-from .columns import column_names
+from .columns import Report, column_names
 from .near_copies import has_near
 
 LEAK_IDENTITY = (0.9, 0.7)  # from high to low
@@ -28,7 +28,7 @@ MAX_LISTED = 3  # groups of rows that repeat each other
 def leak_report(
     splits: DatasetDict,
     columns: Sequence[str],
-) -> dict[str, Any]:
+) -> Report:
     """Counts, per sequence column and for the whole row of sequences, what of test occurs in train.
 
     Args:
@@ -60,7 +60,7 @@ def leak_report(
     # bool [columns, identities, checked rows]
     near = [_find_near([mine[i] for i in checked], theirs) for mine, theirs in zip(asked, known)]
 
-    def count(mine: list[Any], theirs: list[Any], is_near: np.ndarray) -> dict[str, Any]:
+    def count(mine: list[Any], theirs: list[Any], is_near: np.ndarray) -> Report:
         there = set(theirs)
         distinct = set(mine)
         return {
@@ -104,8 +104,8 @@ def _row_numbers(rows: Dataset) -> Sequence[int]:
     return range(1, len(rows) + 1)
 
 
-def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: LabelKind) -> dict[str, Any]:
-    """Finds rows with the same sequences and other labels, and what their spread says about the measurement's noise.
+def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: LabelKind) -> Report:
+    """Finds rows with the same sequences and other labels, and what these say about the measurement's noise.
 
     The noise is the pooled standard deviation within repeats. Whoever predicts every true value is still that far off a
     single measurement (RMSE).
@@ -124,19 +124,19 @@ def repeat_report(splits: Mapping[str, Dataset], columns: Sequence[str], kind: L
     """
     if not kind.repeats:
         return {}
-    parts = []
+    frames = []
     for name, split in splits.items():
-        part = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
-        part["split"] = name
-        part["row"] = _row_numbers(split)
+        frame = pd.DataFrame({column: split[column][:] for column in (*columns, "label")})
+        frame["split"] = name
+        frame["row"] = _row_numbers(split)
         if "bound" in column_names(split):
-            part = part[np.array(split["bound"][:]) == 0]
-        parts.append(part)
-    table = pd.concat(parts)
+            frame = frame[np.array(split["bound"][:]) == 0]
+        frames.append(frame)
+    table = pd.concat(frames)
     groups = table.groupby([*columns], sort=False)["label"]
     sizes = groups.size()
     disagrees = groups.transform("min") < groups.transform("max")
-    report: dict[str, Any] = {
+    report: Report = {
         "num_rows": int(sizes[sizes > 1].sum()),
         "num_groups": int((sizes > 1).sum()),
         "num_disagreeing": int((groups.min() < groups.max()).sum()),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..labels import distinct
 from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
-from .columns import as_dataset, factorize
+from .columns import Report, as_dataset, factorize
 from .formats import read_lines
 from .near_copies import find_families
 
@@ -40,7 +38,7 @@ def canonical_split(value: object) -> str | None:
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
-def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[str, Any]]:
+def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]:
     """Divides rows into train, validation and test; the same seed gives the same split on every machine.
 
     Args:
@@ -48,37 +46,37 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, dict[st
         args: `DataArguments`. `split_column`: a column that says train, valid (validation, val, dev) or test, in any
             case. `split`: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole
             groups allow); or "cluster" (similar rows on one side, see `find_clusters`, or by
-            `cluster_file`). `split_sizes` are shares of train, validation and test; a share of 0 leaves that split out.
+            `cluster_file`). `split_sizes` are fractions of train, validation and test; one of 0 leaves that split out.
             `split_seed`: any integer.
 
     Returns:
         The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" they have
         a column `split_cluster`, the number of each row's cluster. Where no file or row says validation, a seeded
-        share of train becomes it; where none says test, there is no test split; notes say so.
+        fraction of train becomes it; where none says test, there is no test split; notes say so.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
-        DataError: fewer rows, groups or clusters than splits, one cluster larger than the train share, or see
+        DataError: fewer rows, groups or clusters than splits, one cluster larger than the train fraction, or see
             `find_clusters`; no row of a split column says train.
 
     Cost: random and group take milliseconds; see `find_clusters` for cluster.
     """
-    shares = check_sizes(args.split_sizes)
+    fractions = check_sizes(args.split_sizes)
     seed = args.split_seed
     rule = args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
     named_by = args.split_column or (None if args.split else next(iter(own_column), None))
-    report: dict[str, Any] = {"rule": rule, "seed": seed, "notes": []}
+    report: Report = {"rule": rule, "seed": seed, "notes": []}
     kind, column = check_rule(rule)
     if named_by:
         report["rule"] = "files" if named_by == SPLIT_FILE else f"column:{named_by}"
-        side = _named_sides(data, named_by, shares, seed, report["notes"])
+        side = _named_sides(data, named_by, fractions, seed, report["notes"])
     elif kind == "random":
-        side = _random_sides(len(data), shares, seed)
+        side = _random_sides(len(data), fractions, seed)
     else:
-        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, shares[0])
+        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, fractions[0])
         report[f"num_{kind}s"] = int(groups.max()) + 1
-        side = _group_sides(groups, shares, seed, kind, column)
+        side = _group_sides(groups, fractions, seed, kind, column)
         if kind == "cluster":
             if not args.cluster_file:
                 report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
@@ -138,7 +136,7 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
         DataError: no such file, not a file of UTF-8 text, a line without two fields, or rows that are in no
             cluster.
     """
-    cluster_of: dict[str, str] = {}
+    cluster_of = {}
     for row, line in read_lines(Path(path).expanduser()):
         representative, tab, member = line.partition("\t")
         if not tab or not member or "\t" in member:
@@ -153,7 +151,7 @@ def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
     return factorize(cluster_of[one] for one in ids)[0]
 
 
-def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
+def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
     """Assigns rows to the splits that a column names; validation is drawn from train where no row says it."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
@@ -162,9 +160,9 @@ def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int,
     train = np.flatnonzero(side == 0)
     if not len(train):
         raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")
-    if not (side == 1).any() and shares[1] > 0:
-        share = shares[1] / (shares[0] + shares[1])
-        drawn = train[_random_sides(len(train), (1 - share, share, 0.0), seed) == 1]
+    if not (side == 1).any() and fractions[1] > 0:
+        fraction = fractions[1] / (fractions[0] + fractions[1])
+        drawn = train[_random_sides(len(train), (1 - fraction, fraction, 0.0), seed) == 1]
         side[drawn] = 1
         notes.append(f"no row says validation: {len(drawn)} of {len(train)} train rows (seed {seed}) became it")
     if not (side == 2).any():
@@ -172,64 +170,65 @@ def _named_sides(data: Dataset, column: str, shares: Sequence[float], seed: int,
     return side
 
 
-def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDatasetDict, dict[str, Any]]:
+def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDatasetDict, Report]:
     """Divides a stream without reading it: each row goes by its split column, or by a seeded hash.
 
     "random" hashes the row's sequences, so identical rows stay together; "group:COLUMN" hashes the group. Sizes are
     met on average only. Each split reads the whole stream and keeps its rows. No validation is carved out of a split
     column. Arguments as of `split_rows`; clusters need all rows at once, and `DataArguments` refuses them.
     """
-    shares = check_sizes(args.split_sizes)
+    fractions = check_sizes(args.split_sizes)
     column = args.split_column
     rule = args.split or "random"
-    report: dict[str, Any] = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
+    report: Report = {"rule": f"column:{column}" if column else rule, "seed": args.split_seed, "notes": []}
     key = column or check_rule(rule)[1]
     keys = [key] if key else args.sequence_columns
     if not column:
         report["notes"].append("a stream: rows are assigned by a seeded hash, sizes hold on average")
     splits = IterableDatasetDict()
     for number, name in enumerate(SPLITS):
-        if column or shares[number] > 0:
-            side = _StreamSide(number, tuple(keys), None if column else shares, args.split_seed)
-            kept = data.filter(side, batched=True)
+        if column or fractions[number] > 0:
+            given = {
+                "number": number,
+                "keys": keys,
+                "fractions": None if column else fractions,
+                "seed": args.split_seed,
+            }
+            kept = data.filter(_are_in_split, batched=True, fn_kwargs=given)
             splits[name] = kept.remove_columns(column) if column else kept
     return splits, report
 
 
-@dataclass(frozen=True)
-class _StreamSide:
-    """Batch predicate of one split; a class so that data-loader workers can receive it."""
-
-    number: int
-    keys: tuple[str, ...]
-    shares: tuple[float, float, float] | None  # None: the key is the name of the split
-    seed: int
-
-    def __call__(self, batch: Mapping[str, Sequence[object]]) -> list[bool]:
-        columns = [batch[key] for key in self.keys]
-        return [self._find(cells) == self.number for cells in zip(*columns)]
-
-    def _find(self, cells: Sequence[object]) -> int:
-        if self.shares is None:
-            return SPLITS.index(str(canonical_split(cells[0])))
-        text = "\t".join(map(str, cells))
-        digest = hashlib.blake2b(f"{self.seed}\t{text}".encode(), digest_size=8).digest()
-        position = int.from_bytes(digest, "big") / 2**64
-        if position < self.shares[0]:
-            return 0
-        if self.shares[2] == 0 or position < self.shares[0] + self.shares[1]:
-            return 1
-        return 2
+def _are_in_split(
+    batch: Mapping[str, Sequence[object]],
+    number: int,
+    keys: Sequence[str],
+    fractions: Sequence[float] | None,
+    seed: int,
+) -> list[bool]:
+    """Says of rows whether they go to split `number`; where there are no `fractions`, the key names the split."""
+    rows = zip(*(batch[key] for key in keys))
+    if fractions is None:
+        return [canonical_split(cells[0]) == SPLITS[number] for cells in rows]
+    return [_draw_side("\t".join(map(str, cells)), fractions, seed) == number for cells in rows]
 
 
-def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
-    """Returns int64 [n] of 0, 1, 2; counts are rounded shares, at least one row for every share above 0."""
-    wanted = [number for number, share in enumerate(shares) if share > 0]
+def _draw_side(text: str, fractions: Sequence[float], seed: int) -> int:
+    digest = hashlib.blake2b(f"{seed}\t{text}".encode(), digest_size=8).digest()
+    position = int.from_bytes(digest, "big") / 2**64
+    if position < fractions[0]:
+        return 0
+    return 1 if fractions[2] == 0 or position < fractions[0] + fractions[1] else 2
+
+
+def _random_sides(num: int, fractions: Sequence[float], seed: int) -> np.ndarray:
+    """Returns int64 [n] of 0, 1, 2; counts are rounded fractions, at least one row for every fraction above 0."""
+    wanted = [number for number, fraction in enumerate(fractions) if fraction > 0]
     if num < len(wanted):
-        raise DataError(_describe_lack(_count(num, "row"), shares))
+        raise DataError(_describe_lack(f"{num} row{'s' if num != 1 else ''}", fractions))
     counts = [0, 0, 0]
     for number in wanted[1:]:
-        counts[number] = max(1, round(shares[number] * num))
+        counts[number] = max(1, round(fractions[number] * num))
     while num - sum(counts) < 1:  # rounding up may leave train empty in tiny tables
         counts[int(np.argmax(counts))] -= 1
     counts[0] = num - sum(counts)
@@ -237,31 +236,26 @@ def _random_sides(num: int, shares: Sequence[float], seed: int) -> np.ndarray:
     return side[np.random.default_rng(seed).permutation(num)]
 
 
-def _count(num: int, what: str) -> str:
-    """Returns "1 row", "2 rows"."""
-    return f"{num} {what}" if num == 1 else f"{num} {what}s"
-
-
-def _describe_lack(what: str, shares: Sequence[float]) -> str:
-    given = " ".join(f"{share:g}" for share in shares)
-    num = sum(share > 0 for share in shares)
+def _describe_lack(what: str, fractions: Sequence[float]) -> str:
+    given = " ".join(f"{fraction:g}" for fraction in fractions)
+    num = sum(fraction > 0 for fraction in fractions)
     return (
         f"{what} cannot fill {num} splits (--split_sizes {given}): add rows, or set the share of a split that may be "
         "empty to 0."
     )
 
 
-def _group_sides(groups: np.ndarray, shares: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:
+def _group_sides(groups: np.ndarray, fractions: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:
     """Assigns groups to splits, largest first, each to the split that still lacks most; no wanted split stays empty."""
     sizes = np.bincount(groups)
-    wanted = [number for number, share in enumerate(shares) if share > 0]
+    wanted = [number for number, fraction in enumerate(fractions) if fraction > 0]
     if len(sizes) < len(wanted):
         where = f" in column {column!r}" if column else ""
-        found = _describe_lack(f"{_count(len(sizes), kind)}{where}", shares)
+        found = _describe_lack(f"{len(sizes)} {kind}{'s' if len(sizes) != 1 else ''}{where}", fractions)
         raise DataError(f"--split {kind}: {found}")
     order = np.random.default_rng(seed).permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
-    lacking = {number: shares[number] * len(groups) for number in wanted}
+    lacking = {number: fractions[number] * len(groups) for number in wanted}
     empty = set(wanted)
     side_of = np.zeros(len(sizes), dtype=np.int64)
     for left, group in zip(range(len(order), 0, -1), order):

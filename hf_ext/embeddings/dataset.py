@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch.utils.data import Dataset
 from ..errors import DataError
 from ..labels import LabelKind
 from .store import EmbeddingStore
+
+Batch = dict[str, Any]  # as a model takes it
 
 
 def join_parts(parts: Sequence[str]) -> str:
@@ -79,16 +82,14 @@ class EmbeddedDataset(Dataset):
     def __len__(self) -> int:
         return len(next(iter(self.positions.values())))
 
-    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+    def __getitems__(self, indices: list[int]) -> Batch:
         """One batch: `embeddings` (input name -> (n, width)), the columns, and `live` rows where there are any.
 
         `missing`, input name -> (n,) bool, for the inputs that rows may lack.
         """
         index = torch.tensor(indices)
         positions = {name: array[index] for name, array in self.positions.items()}
-        batch: dict[str, Any] = {
-            "embeddings": {name: take_rows(self.tables[name], place) for name, place in positions.items()}
-        }
+        batch: Batch = {"embeddings": {name: take_rows(self.tables[name], place) for name, place in positions.items()}}
         batch.update({name: array[index] for name, array in self.columns.items()})
         if self.optional:
             batch["missing"] = {name: positions[name] < 0 for name in self.optional}
@@ -96,10 +97,11 @@ class EmbeddedDataset(Dataset):
             batch["live"] = [self.live[i] for i in indices]
         return batch
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 
+@dataclass(eq=False)
 class EmbeddedResidues(Dataset):
     """Rows of stored residue states plus labels; each batch is read from the store, which stays on the disk.
 
@@ -110,21 +112,18 @@ class EmbeddedResidues(Dataset):
         kind: of the labels; `labels`: of each row, None without.
     """
 
-    live = None  # no row has columns that are encoded as it comes
+    name: str
+    store: EmbeddingStore
+    sequences: Sequence[str]
+    kind: LabelKind
+    labels: Sequence[Any] | None
 
-    def __init__(
-        self, name: str, store: EmbeddingStore, sequences: Sequence[str], kind: LabelKind, labels: Sequence[Any] | None
-    ):
-        self.name = name
-        self.store = store
-        self.sequences = sequences
-        self.kind = kind
-        self.labels = labels
+    live = None  # no row has columns that are encoded as it comes
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __getitems__(self, indices: list[int]) -> dict[str, Any]:
+    def __getitems__(self, indices: list[int]) -> Batch:
         """One batch: `embeddings` (input name -> (residues of all rows, width)), `missing` and `labels`, (n, longest).
 
         `missing`, input name -> bool, is true behind a row's end. Labels are cut as the sequences were.
@@ -132,13 +131,13 @@ class EmbeddedResidues(Dataset):
         states = self.store.gather_states([self.sequences[i] for i in indices])
         lengths = torch.tensor([*map(len, states)])
         longest = int(lengths.max())
-        batch: dict[str, Any] = {"embeddings": {self.name: torch.cat(states)}}
+        batch: Batch = {"embeddings": {self.name: torch.cat(states)}}
         batch["missing"] = {self.name: torch.arange(longest) >= lengths[:, None]}
         if self.labels is not None:
             batch["labels"] = self.kind.stack([self.labels[i] for i in indices], longest)
         return batch
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 

@@ -101,7 +101,7 @@ def _encode_shard(
 
     That number is lowered where memory does not suffice, for good; what overflowed is added to the report.
     """
-    blocks: list[Any] = []
+    blocks = []
     while shard:
         longest = max(1, len(shard[0]))
         batch = shard[: max(1, report.tokens_per_batch // longest)]

@@ -9,71 +9,31 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import CacheError, DataError, NotFiniteError
-from ..files import follow_umask, sync
+from .shards import KEY_BYTES, Shard, content_hash, writing
+
+Embeddings = torch.Tensor | Sequence[torch.Tensor]  # (n, width); or of each sequence its tokens' states
+Places = list[tuple[Shard, np.ndarray, np.ndarray]]  # shards that have some of n sequences: positions, numbers there
 
 logger = logging.getLogger(__name__)
 
-KEY_BYTES = 16
 MAX_SHARD_BYTES = 2**29  # merging holds three times as much in memory
 MAX_SMALL = 16  # shards of less than half of it that are left as they are
 SHARD_GLOB = "rows-*.safetensors"  # another layout has another name: files of before are not looked at
 LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
 SHOWN = 3
 _DAMAGED = "Embedding shard %s is damaged; removed, its sequences are encoded again."
-
-
-class Shard:
-    """One file, mapped into memory, not read.
-
-    Args:
-        path: a regular file.
-        is_whole: whether its content is known to be what was written.
-
-    Raises:
-        SafetensorError: the file is no shard, or not all of one.
-    """
-
-    def __init__(self, path: Path, is_whole: bool = False):
-        self.path = path
-        self.is_whole = is_whole
-        self.status = path.stat()
-        with safe_open(path, framework="pt") as file:
-            self._tensors = {name: file.get_tensor(name) for name in ("keys", "starts", "values")}
-            self._promised = (file.metadata() or {}).get("sha256")
-        self.keys = self._tensors["keys"].numpy().view(f"S{KEY_BYTES}").ravel()
-        self.starts = self._tensors["starts"].numpy()
-        self.values = self._tensors["values"]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Shard, (self.path, self.is_whole)  # data workers that are spawned map it themselves
-
-    def verify(self) -> bool:
-        """Checks whether the content is what was written.
-
-        Cost: the first time it is read and hashed, about 1 s per GB.
-        """
-        self.is_whole = self.is_whole or _content_hash(self._tensors) == self._promised
-        return self.is_whole
-
-    def remove(self) -> None:
-        """Deletes the file, unless another process has put a new one in its place."""
-        with suppress(FileNotFoundError):
-            if os.path.samestat(self.path.stat(), self.status):
-                self.path.unlink()
 
 
 class EmbeddingStore:
@@ -99,7 +59,7 @@ class EmbeddingStore:
     Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    def __init__(self, cache_dir: str | os.PathLike[str], key: dict[str, Any], max_residues: int | None = None) -> None:
+    def __init__(self, cache_dir: Path | str, key: dict[str, Any], max_residues: int | None = None) -> None:
         self.key = key
         self.max_residues = max_residues
         text = json.dumps(key, sort_keys=True, indent=1)
@@ -111,7 +71,7 @@ class EmbeddingStore:
                 f"embedding_cache_dir={str(cache_dir)!r} cannot be made ({error}); give another."
             ) from error
         if not (self.folder / "key.json").exists():
-            with _writing(self.folder / "key.json") as draft:
+            with writing(self.folder / "key.json") as draft:
                 draft.write_text(text)
         self._shards: list[Shard] = []
         self.refresh()
@@ -147,7 +107,7 @@ class EmbeddingStore:
         absent = [distinct[i] for i in np.flatnonzero(~self._find(distinct)[0])]
         return sorted(absent, key=lambda sequence: (-len(sequence), sequence))
 
-    def add(self, sequences: Sequence[str], embeddings: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    def add(self, sequences: Sequence[str], embeddings: Embeddings) -> None:
         """Writes one shard.
 
         Args:
@@ -232,7 +192,7 @@ class EmbeddingStore:
             keys.append(digest.digest())
         return np.array(keys, f"S{KEY_BYTES}")
 
-    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, list[tuple[Shard, np.ndarray, np.ndarray]]]:
+    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, Places]:
         """Finds which sequences are stored, (n,) bool.
 
         And shards that have some, all whole: which, by position, and where.
@@ -253,7 +213,7 @@ class EmbeddingStore:
                 places.append((shard, positions, numbers[inverse[positions]]))
         return is_stored, places
 
-    def _find_all(self, sequences: Sequence[str]) -> list[tuple[Shard, np.ndarray, np.ndarray]]:
+    def _find_all(self, sequences: Sequence[str]) -> Places:
         is_stored, places = self._find(sequences)
         if not is_stored.all():
             raise KeyError(f"{self.folder}: {(~is_stored).sum()} of {len(is_stored)} sequences are not stored.")
@@ -275,8 +235,8 @@ class EmbeddingStore:
             "values": values[torch.from_numpy(rows)],
         }
         path = self.folder / f"rows-{hashlib.sha256(keys.tobytes()).hexdigest()[:20]}.safetensors"
-        with _writing(path) as draft:
-            save_file(tensors, draft, metadata={"sha256": _content_hash(tensors)})
+        with writing(path) as draft:
+            save_file(tensors, draft, metadata={"sha256": content_hash(tensors)})
         self._shards.append(Shard(path, is_whole=True))
 
     def _is_whole(self, shard: Shard) -> bool:
@@ -290,7 +250,7 @@ class EmbeddingStore:
         self._shards = [kept for kept in self._shards if kept is not shard]
 
 
-def find_not_finite(embeddings: torch.Tensor | Sequence[torch.Tensor]) -> list[int]:
+def find_not_finite(embeddings: Embeddings) -> list[int]:
     """Finds which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
     if isinstance(embeddings, torch.Tensor):
         return (~torch.isfinite(embeddings).all(1)).nonzero().flatten().tolist()
@@ -304,7 +264,7 @@ def name_sequences(sequences: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def refuse_not_finite(sequences: Sequence[str], embeddings: torch.Tensor | Sequence[torch.Tensor], what: str) -> None:
+def refuse_not_finite(sequences: Sequence[str], embeddings: Embeddings, what: str) -> None:
     """Raises NotFiniteError with the sequences whose `embeddings` are not finite."""
     if rows := find_not_finite(embeddings):
         raise NotFiniteError(
@@ -321,25 +281,3 @@ def _common(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     place = np.minimum(np.searchsorted(other, one), len(other) - 1)
     here = np.flatnonzero(other[place] == one)
     return here, place[here]
-
-
-def _content_hash(tensors: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    """Gives a draft that no other process has; it takes the name of `path` once all of it is on the disk."""
-    draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        yield draft
-        follow_umask(draft)
-        sync(draft)
-        os.replace(draft, path)
-        sync(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)

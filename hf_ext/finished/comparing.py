@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 
-from ..data import REJECTED_FILE, SOURCE_ROW, SPLIT_CLUSTER, DataArguments, label_array, load_sequences, read_bounds
+from ..data import (
+    REJECTED_FILE,
+    SOURCE_ROW,
+    SPLIT_CLUSTER,
+    DataArguments,
+    FloatArray,
+    label_array,
+    load_sequences,
+    read_bounds,
+)
 from ..errors import ArgumentError, DataError
 from ..evaluation import (
     Requirement,
@@ -27,10 +35,8 @@ from ..evaluation import (
 )
 from ..labels import LABEL, LabelKind
 from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, find_kind, scored_names
-from ..reporting import read_run
+from ..reporting import Facts, read_run
 from ..text import format_table, units
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class LabelledRows:
         return label_array(self.table).astype(np.float32).astype(np.float64)
 
 
-def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None = None) -> LabelledRows:
+def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None) -> LabelledRows:
     """Loads all rows of a labelled table; intervals resample rows.
 
     Args:
@@ -77,7 +83,7 @@ def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind 
     with tempfile.TemporaryDirectory() as scratch:
         rejected = Path(scratch) / REJECTED_FILE
         loaded = load_sequences(args, rejected=rejected, needs_labels=True, kind=kind)
-    table: Any = loaded.table
+    table = loaded.table
     report: dict[str, Any] = {"notes": [], "warnings": []}
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)
@@ -114,7 +120,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             f"{run.folder} does not list the sequences of its test rows in predictions.csv: the file is lost, or they "
             "were a stream. Name a file with --dataset_name."
         )
-    columns: dict[str, Any] = {**listed.columns, LABEL: listed.labels}
+    columns = {**listed.columns, LABEL: listed.labels}
     kind = find_kind(run.record)
     if kind.is_one_number:
         if "bound" in columns:
@@ -127,7 +133,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
         columns[SOURCE_ROW] = [*map(int, columns[SOURCE_ROW])]
         if kind.per_residue:  # of a sequence that the run cut, what it scored
             (name,) = args.sequence_columns
-            lengths = [len(kind.judge(cell).value) for cell in columns[LABEL]]
+            lengths = [len(kind.check_cell(cell).value) for cell in columns[LABEL]]
             columns[name] = [sequence[:length] for sequence, length in zip(columns[name], lengths)]
         known = {name: cells for name, cells in columns.items() if cells is not None}
         table = load_sequences(args, needs_labels=True, kind=kind, table=Dataset.from_dict(known)).table
@@ -143,7 +149,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
 
 
 def compare(
-    predictions: Mapping[str, Any],
+    predictions: Facts,
     rows: LabelledRows,
     *,
     metric: str = "rmse",
@@ -202,7 +208,7 @@ def compare(
     }
 
 
-def describe(found: Mapping[str, Any]) -> str:
+def describe(found: Facts) -> str:
     """Describes what `compare` found: verdicts, alarms, notes; a table of all rows; requirements."""
     parts = [one["text"] for one in found["verdicts"].values()]
     parts += [f"ALARM, {name}: {alarm}" for name, one in found["collapse"].items() for alarm in one["alarms"]]
@@ -214,12 +220,12 @@ def describe(found: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def describe_unmet(found: Mapping[str, Any]) -> list[str]:
+def describe_unmet(found: Facts) -> list[str]:
     """Lists requirements that some model does not meet."""
     return [f"{name}: {one}" for name, checked in found["requirements"].items() for one in describe_failed(checked)]
 
 
-def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
+def _format(scores: Facts, differences: Facts) -> str:
     """Formats a row per metric, a column per model and, beside each but the first, by how much it is better."""
     first = next(iter(scores))
     headers = [""]
@@ -233,7 +239,7 @@ def _format(scores: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
     return format_table(rows, headers)
 
 
-def format_difference(compared: Mapping[str, Any] | None) -> str:
+def format_difference(compared: Facts | None) -> str:
     """Formats `PairedComparison.as_dict` as 0.120 [0.100, 0.140] *, with a star where the interval excludes 0."""
     if compared is None:  # of the metric by groups
         return units.MISSING

@@ -17,25 +17,72 @@ every model but the first, or for a single one. Exit status: 0; 3 if a requireme
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from ..arguments import PredictingArguments, parse_command
-from ..data import LabelledArguments
+from ..data import DataArguments, LabelledArguments
+from ..errors import ArgumentError
 from ..property import EvaluateArguments
 from ..startup import quick_imports
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Runs the command; returns what the JSON holds.
+    """Scores all models on the same rows; returns what the JSON holds.
 
     Raises:
+        ArgumentError, DataError: what cannot be scored.
         RequirementsFailed: a score is not as required; everything was said and written before.
     """
     types = (EvaluateArguments, LabelledArguments, PredictingArguments)
-    parser, (own, data_args, computing) = parse_command(types, {}, __doc__, argv)
-    with quick_imports():
+    parser, (own, labelled, computing) = parse_command(types, {}, __doc__, argv)
+    with quick_imports():  # here, so that --help waits for no model code
+        from ..evaluation import metrics_of, parse_requirements, raise_failed
         from ..processes import refuse_several
-        from .evaluating import evaluate_models
+        from ..property import RANKING_NOTE, scored_names, training_arguments
+        from ..reporting import write_json
+        from ..text import start_run_log
+        from .comparing import compare, describe, describe_unmet, load_labelled, load_test
+        from .scored_models import cut_behind, find_common_kind, find_models, find_output, take_from_training
 
     refuse_several("evaluate")
-    return evaluate_models(own, data_args, computing, parser.explicit)
+    data_args = DataArguments(**vars(labelled))
+    output = find_output(own.output)
+    log = start_run_log(None)
+    models = find_models(
+        own.models, labelled.too_long if "too_long" in parser.explicit else None, labelled.max_residues
+    )
+    if own.test_of is None:
+        take_from_training(models, own, data_args, parser.explicit)
+        rows = load_labelled(data_args, own.binder_threshold, find_common_kind(models))
+    else:
+        names = {one.name for one in fields(LabelledArguments)} - {"too_long"}
+        if given := sorted(names & {*parser.explicit}):
+            raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
+        rows = load_test(own.test_of, data_args, own, parser.explicit)
+    kind = rows.kind
+    find_common_kind([*models, rows])
+    requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
+    decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
+    metric = own.metric or decides
+    if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
+        raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
+    args = training_arguments(computing, parser.explicit, seed=own.seed)
+    predictions = {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models}
+    if kind.per_residue:
+        predictions, rows = cut_behind(predictions, rows)
+    found = compare(
+        predictions,
+        rows,
+        metric=metric,
+        requirements=requirements,
+        seed=own.seed,
+    )
+    found["notes"] += [f"{one.name}: {RANKING_NOTE}" for one in models if one.is_scale_free]
+    log.info("\n%s\n", describe(found))
+    result = {"models": {one.name: str(one.path) for one in models}, "seed": own.seed, **found}
+    if output:
+        write_json(output, result)
+        log.info("All numbers are in %s.", output)
+    raise_failed(describe_unmet(found), f"All scores are in {output}." if output else "All scores stand above.")
+    return result

@@ -5,18 +5,17 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .cells import NUMBER, UNKNOWN, Judged, is_missing, shorten, show_names, write_name
+    from .cells import NUMBER, UNKNOWN, Checked, is_missing, shorten, show_names, write_name
     from .classes import Classes
-    from .columns import LabelTable, RowError, as_array, as_text, distinct, judge_cells
+    from .columns import LabelTable, RowError, as_array, as_text, check_cells, distinct
     from .facts import NUM_SEEN
     from .kind import LabelKind
     from .number import Number
     from .numbers import Numbers
     from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs
-    from .registry import KINDS, ONE_NUMBER, STREAMED, TaskChoice, kind_from_state, make_kind
     from .residue_numbers import ResidueNumbers
     from .residues import ResidueClasses
-    from .rules import STREAM_TASK, choose_task
+    from .rules import KINDS, ONE_NUMBER, STREAM_TASK, STREAMED, TaskChoice, choose_task, kind_from_state, make_kind
     from .sets import LabelColumns, LabelSets
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -27,7 +27,7 @@ BITS = {"0": 0.0, "false": 0.0, "f": 0.0, "no": 0.0, "1": 1.0, "true": 1.0, "t":
 
 _LABEL = re.compile(rf"(?:(<=|>=|<|>|=)\s*)?({NUMBER})").fullmatch  # of stripped text, and linear
 _IS_NUMBER = re.compile(NUMBER).fullmatch
-_IS_DIGITS = re.compile("[0-9]+").fullmatch
+IS_DIGITS = re.compile("[0-9]+").fullmatch
 _ITEMS = re.compile(r"[^\s,;\[\]\"']+").findall  # between spaces, commas, semicolons, brackets, quotes
 _IS_NUMERIC = re.compile(r"[\[\]\s,;0-9.eE+-]*").fullmatch
 # What quotes hold, to the end of the text where they are not closed, so that no quote is looked at twice; or what
@@ -37,7 +37,7 @@ _NUMPY = re.compile(r"np\.\w+\(([^()]*)\)").sub  # `np.float64(0.5)`, as numpy 2
 _ZEROS = re.compile(r"(?<=[0-9])\.0*$")
 
 
-class Judged(NamedTuple):
+class Checked(NamedTuple):
     """A cell as the `value` it is read as and the `changes` made for it; or the `rule` that refuses it."""
 
     value: Any
@@ -58,11 +58,11 @@ def is_unknown(item: object) -> bool:
     return is_missing(item) or write_name(item) in NOT_KNOWN
 
 
-def shorten(value: object, limit: int = 40) -> str:
-    """Returns `value` as printable ASCII text of at most `limit` characters, the cut shown as `...`."""
+def shorten(value: object) -> str:
+    """Returns `value` as printable ASCII text of at most 40 characters, the cut shown as `...`."""
     text = "" if value is None else str(value)
     text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def show_names(names: Sequence[str]) -> str:
@@ -144,26 +144,26 @@ def split_letters(cell: object) -> list[Any]:
     return [*items[0]] if isinstance(cell, str) and items == [cell.strip()] else items
 
 
-def judge_label(cell: object) -> Judged:
-    """Judges a single cell as (label, bound), NaN where it is refused."""
+def check_label(cell: object) -> Checked:
+    """Checks a single cell as (label, bound), NaN where it is refused."""
     match = _LABEL(cell.strip().replace("\u2264", "<=").replace("\u2265", ">=")) if isinstance(cell, str) else None
     if match:
         bound = SIGNS.get(match[1], 0)
         value = float(match[2])
     elif is_missing(cell):
-        return Judged((math.nan, 0), "the label is missing", "Fill it in, or leave the row out.")
+        return Checked((math.nan, 0), "the label is missing", "Fill it in, or leave the row out.")
     elif isinstance(cell, bool) or not isinstance(cell, int | float):
         remedy = (
             "Write a number such as 7.3 (digits 0 to 9, decimal point), or a bound such as <=7; give --task "
             "classification for names, of one column."
         )
-        return Judged((math.nan, 0), "the label is not a number", remedy)
+        return Checked((math.nan, 0), "the label is not a number", remedy)
     else:
         bound = 0
         value = float(cell)
     if abs(value) > MAX_ABS_LABEL:
-        return Judged((math.nan, 0), "the label is larger than 1e30", "Change the unit, or use a logarithm.")
-    return Judged((value, bound))
+        return Checked((math.nan, 0), "the label is larger than 1e30", "Change the unit, or use a logarithm.")
+    return Checked((value, bound))
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def find_joints(names: Collection[str]) -> str:
 def drop_dash(names: Collection[str]) -> set[str]:
     """Returns labels of residues without `-` where all others are digits: CAID's references write it for not known."""
     rest = {*names} - {NO_LABEL}
-    return rest if all(map(_IS_DIGITS, rest)) else {*names}
+    return rest if all(map(IS_DIGITS, rest)) else {*names}
 
 
 def beside_minus_1(names: Collection[str]) -> set[str]:

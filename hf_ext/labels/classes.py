@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import DataError
 from .cells import (
     SEPARATOR,
     UNKNOWN,
-    Judged,
+    Checked,
     count_names,
     drop_zeros,
     is_missing,
@@ -30,7 +29,7 @@ from .cells import (
 )
 from .columns import distinct
 from .kind import LabelKind, ReadArguments
-from .outputs import LABEL, PREDICTION, PROBABILITY, Array, Columns, FloatArray, IntArray, Outputs
+from .outputs import LABEL, PREDICTION, PROBABILITY, Array, BoolArray, Columns, FloatArray, IntArray, Outputs
 
 FILL_IN = "Fill it in, or leave the row out."
 NOT_KNOWN = "?"  # in tables of predictions
@@ -39,6 +38,8 @@ MAX_PROBABILITIES = 20  # classes of which each has a column; of more the predic
 
 class NamedKind(LabelKind):
     """What names in cells stand for, by their number among `names`."""
+
+    hub_task = "text-classification"
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -61,13 +62,13 @@ class NamedKind(LabelKind):
     def read_items(self, cell: object) -> list[Any]:
         return self.names_of(cell)
 
-    def number_of(self, name: str, place: str = "") -> Judged:
+    def number_of(self, name: str, place: str = "") -> Checked:
         """Returns the number of a name, or that there is none, `place` in the cell."""
         number = self.find(name)
         if number is not None:
-            return Judged(number)
+            return Checked(number)
         rule = f"the model has no class '{shorten(name)}'{place}"
-        return Judged(UNKNOWN, rule, f"It has {show_names(self.names)}.")
+        return Checked(UNKNOWN, rule, f"It has {show_names(self.names)}.")
 
     # Names.
 
@@ -91,7 +92,8 @@ class NamedKind(LabelKind):
         Raises:
             DataError: cells say `NA` or the like, and nothing says whether this is a class.
         """
-        self._check_markers(cells, nums, args, notes)
+        if not self.per_residue:  # where a cell is a name
+            self._check_markers(cells, nums, args, notes)
         counts = count_names(replace(self, names=tuple(args.marker_classes)).names_of, cells, nums)
         counts = self._split_counts(counts, cells, nums)
         join_decimals(counts)
@@ -200,7 +202,6 @@ class Classes(NamedKind):
     label_shape = ()
     repeats = True
     chart = "confusion"
-    hub_task = "text-classification"
     hub_name = "Classification of protein sequences"
     returns = "the name of a class per row; predict_proba returns the probability of each"
 
@@ -212,14 +213,14 @@ class Classes(NamedKind):
         cell = unwrap(cell)
         return [] if self.is_missing(cell) or is_several(cell) else [write_name(cell)]
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as the number of its class."""
         cell = unwrap(cell)
         if self.is_missing(cell):
-            return Judged(UNKNOWN, "the class is missing", FILL_IN)
+            return Checked(UNKNOWN, "the class is missing", FILL_IN)
         if is_several(cell):
             remedy = "Name one class in each row; --task multilabel reads several."
-            return Judged(UNKNOWN, "several classes in one cell", remedy)
+            return Checked(UNKNOWN, "several classes in one cell", remedy)
         return self.number_of(write_name(cell))
 
     def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
@@ -250,23 +251,20 @@ class Classes(NamedKind):
     def code(self, labels: FloatArray) -> tuple[FloatArray, IntArray]:
         return np.eye(self.num_outputs), labels.astype(np.int64)
 
-    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, BoolArray]:
         names, counts = np.unique(labels, return_counts=True)
         chosen = labels[:, None] == names[np.argsort(-counts, kind="stable")[:most]]
         return chosen.astype(np.float64), np.ones(chosen.shape, bool)
-
-    def _link(self, special: Any) -> Callable[[Any], Any]:
-        return lambda logits: special.softmax(logits, axis=-1)
 
     def decode(self, predictions: Outputs) -> Any:
         return np.array(self.names)[np.argmax(predictions, axis=-1)]
 
     def prediction_columns(self, predictions: Outputs) -> Columns:
-        shares = np.asarray(predictions, np.float32)
+        probabilities = np.asarray(predictions, np.float32)
         named = {PREDICTION: self.decode(predictions).tolist()}
         if self.num_outputs > MAX_PROBABILITIES:
-            return {**named, PROBABILITY: shares.max(1)}
-        return {**named, **dict(zip(self.score_columns, shares.T))}
+            return {**named, PROBABILITY: probabilities.max(1)}
+        return {**named, **dict(zip(self.score_columns, probabilities.T))}
 
     def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: name_numbers(self, labels).tolist()}

@@ -1,4 +1,4 @@
-"""Columns of a table, each distinct cell of which is judged once; and an error for each row that is refused."""
+"""Columns of a table, each distinct cell of which is checked once; and an error for each row that is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from .cells import Judged, shorten
+from .cells import Checked, shorten
 
 CHUNK_ROWS = 100_000  # per Arrow array, so that none reaches the 2 GiB of one text array
 
@@ -34,7 +34,7 @@ class Distinct(NamedTuple):
     cells: pa.Array
     number: np.ndarray
 
-    def spread(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
+    def to_rows(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
         """A column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
         taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
         starts = range(0, len(self.number), CHUNK_ROWS)
@@ -81,7 +81,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
     found = distinct(column)
-    return found.spread(list(map(_write, found.cells.to_pylist())), pa.string())
+    return found.to_rows(list(map(_write, found.cells.to_pylist())), pa.string())
 
 
 def _write(cell: Any) -> str | None:
@@ -92,30 +92,41 @@ def _write(cell: Any) -> str | None:
     return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
 
 
-def judge_cells(
-    cells: Any, judge: Callable[[Any], Judged], column: str, rows: np.ndarray
-) -> tuple[Distinct, list[Judged], list[RowError]]:
-    """Judges each distinct cell of a column once.
+class CheckedColumn(NamedTuple):
+    """The distinct cells of a column, what was found of each, and an error for each row that has a refused one."""
+
+    found: Distinct
+    checked: list[Checked]
+    errors: list[RowError]
+
+    def to_rows(self, kind: pa.DataType) -> pa.ChunkedArray:
+        """Returns the value of each row, as a column of `kind`."""
+        return self.found.to_rows([one.value for one in self.checked], kind)
+
+    def numbers(self) -> np.ndarray:
+        """Returns the value of each row, float64; (n,) or, of pairs, (n, 2)."""
+        return np.array([one.value for one in self.checked], np.float64)[self.found.number]
+
+
+def check_cells(cells: Any, check: Callable[[Any], Checked], column: str, rows: np.ndarray) -> CheckedColumn:
+    """Checks each distinct cell of a column once.
 
     Args:
         cells: n of them, see `distinct`.
-        judge: what becomes of one.
+        check: what becomes of one.
         column: its name.
         rows: (n,) the row of each cell in its file.
-
-    Returns:
-        The distinct cells, what was found of each, and an error for each row that has a refused one.
     """
     found = distinct(cells)
     values = found.cells.to_pylist()
-    judged = [judge(cell) for cell in values]
-    is_refused = np.array([bool(one.rule) for one in judged], bool)[found.number]
+    checked = [check(cell) for cell in values]
+    is_refused = np.array([bool(one.rule) for one in checked], bool)[found.number]
     errors = []
     for index in np.flatnonzero(is_refused):
         number = found.number[index]
-        one = judged[number]
+        one = checked[number]
         errors.append(RowError(int(rows[index]), column, shorten(values[number]), one.rule, one.remedy))
-    return found, judged, errors
+    return CheckedColumn(found, checked, errors)
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,6 @@ class LabelTable:
     mask_column: str | None = None
     censor_column: str | None = None
 
-    def judge(self, column: str, judge: Callable[[Any], Judged]) -> tuple[Distinct, list[Judged], list[RowError]]:
-        """Returns what `judge_cells` does of one of the columns."""
-        return judge_cells(self.table[column], judge, column, self.rows)
+    def check(self, column: str, check: Callable[[Any], Checked]) -> CheckedColumn:
+        """Returns what `check_cells` does of one of the columns."""
+        return check_cells(self.table[column], check, column, self.rows)

@@ -14,17 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .cells import (
+    IS_DIGITS,
     NUMBER,
     SEPARATOR,
     as_bit,
     beside_minus_1,
+    check_label,
     drop_dash,
     drop_zeros,
     find_joints,
     is_missing,
     is_number,
     is_unknown,
-    judge_label,
     read_list,
     split_items,
     split_letters,
@@ -43,7 +44,6 @@ MIN_ROWS = 3  # of each of these on average
 
 # With a unit, a bound, a decimal comma.
 _MEANT_AS_NUMBER = re.compile(rf"[<>=\u2264\u2265\s]*{NUMBER}(,[0-9]+)?(\s.*|%|[fpnum\u00b5]?M)?", re.DOTALL).fullmatch
-_IS_DIGITS = re.compile("[0-9]+").fullmatch
 _HAS_LEADING_ZERO = re.compile("0[0-9]+").fullmatch
 _HAS_DECIMALS = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?").fullmatch
 _IS_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+").fullmatch
@@ -73,8 +73,8 @@ class Facts:
         is_wrapped = all(len(read_list(cell) or ()) == 1 for cell in seen.values())
         return cls(column, [unwrap(cell) if is_wrapped else cell for cell in seen.values()], lengths)
 
-    def share(self, is_so: Callable[[Any], Any]) -> float:
-        """Returns the share of cells of which `is_so` holds."""
+    def fraction(self, is_so: Callable[[Any], Any]) -> float:
+        """Returns the fraction of cells of which `is_so` holds."""
         return sum(map(bool, map(is_so, self.cells))) / max(1, len(self.cells))
 
     @cached_property
@@ -108,11 +108,11 @@ class Facts:
     def residues(self) -> list[list[Any]]:
         """Labels of residues by cell; none of cells that may as well be numbers."""
         found = self.fit(split_letters)
-        digits = [cell for cell in self.cells if isinstance(cell, str) and _IS_DIGITS(cell)]
+        digits = [cell for cell in self.cells if isinstance(cell, str) and IS_DIGITS(cell)]
         is_coded = any(map(_HAS_LEADING_ZERO, digits)) or len({*map(len, found)}) > 1
         if is_coded and len(digits) == len(self.cells):
             return found
-        may_be_numbers = self.share(lambda cell: len(str(cell)) <= LONG_NUMBER and not judge_label(cell).rule)
+        may_be_numbers = self.fraction(lambda cell: len(str(cell)) <= LONG_NUMBER and not check_label(cell).rule)
         return [] if may_be_numbers >= MOST else found
 
     @cached_property
@@ -125,7 +125,7 @@ class Facts:
         """Says whether residues have a few letters or digits."""
         labels = self.residue_labels
         whole = {*map(drop_zeros, labels)}
-        are_digits = all(map(_IS_DIGITS, whole)) and (whole <= {"0", "1"} or any(map(_IS_DIGITS, labels)))
+        are_digits = all(map(IS_DIGITS, whole)) and (whole <= {"0", "1"} or any(map(IS_DIGITS, labels)))
         return 0 < len(labels) <= MAX_LETTERS and (are_digits or not any(map(_is_meant_as_number, labels)))
 
     def are_residue_numbers(self) -> bool:
@@ -137,7 +137,7 @@ class Facts:
     def have_minus_1(self) -> bool:
         """Says whether residues, or rows, have -1 beside classes that are digits."""
         rest = beside_minus_1(self.residue_labels or {*map(drop_zeros, self.distinct)})
-        are_classes = all(map(_IS_DIGITS, rest)) and len(rest) <= MAX_LETTERS if self.residues else rest == {"0", "1"}
+        are_classes = all(map(IS_DIGITS, rest)) and len(rest) <= MAX_LETTERS if self.residues else rest == {"0", "1"}
         return bool(rest) and are_classes
 
     def have_blanks(self) -> bool:
@@ -164,11 +164,11 @@ class Facts:
     def are_bit_vectors(self) -> bool:
         """Says whether each cell lists as many 0 and 1."""
         bits = {*map(as_bit, chain.from_iterable(map(_read_vector, self.cells)))}
-        return bits <= {0, 1} and self.share(lambda cell: len(_read_vector(cell)) > 1) >= MOST
+        return bits <= {0, 1} and self.fraction(lambda cell: len(_read_vector(cell)) > 1) >= MOST
 
     def are_lists_of_numbers(self) -> bool:
         """Says whether each cell is a list of as many numbers."""
-        return self.vector_length > 1 and self.share(lambda cell: read_list(cell) is not None) == 1
+        return self.vector_length > 1 and self.fraction(lambda cell: read_list(cell) is not None) == 1
 
     def are_decimals(self) -> bool:
         """Says whether cells list numbers with decimals, which name no labels."""
@@ -181,11 +181,11 @@ class Facts:
 
     def are_bits_but_few(self) -> bool:
         """Says whether nearly all cells, and not all, are 0 or 1."""
-        return self.are_numbers() and NEARLY_ALL <= self.share(lambda cell: as_bit(cell) is not None) < 1
+        return self.are_numbers() and NEARLY_ALL <= self.fraction(lambda cell: as_bit(cell) is not None) < 1
 
     def are_numbers(self) -> bool:
         """Says whether most cells are meant as a number."""
-        return self.share(_is_meant_as_number) >= MOST
+        return self.fraction(_is_meant_as_number) >= MOST
 
     def are_counted_classes(self) -> bool:
         """Says whether numbers are 0 and 1, or whole ones from 0 on of which none is left out and each has its rows."""
@@ -199,9 +199,9 @@ class Facts:
 
     def are_sets(self) -> bool:
         """Says whether cells are lists, or names that a separator joins."""
-        listed = self.share(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
+        listed = self.fraction(lambda cell: SEPARATOR in str(cell) or read_list(cell) is not None)
         joints = find_joints({write_name(cell) for cell in self.cells})
-        return listed > SOME or self.share(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
+        return listed > SOME or self.fraction(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
 
 
 def vector_length(column: pa.ChunkedArray) -> int:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DataError
-from .cells import UNKNOWN, Judged
+from .cells import UNKNOWN, Checked
 from .columns import LabelTable, Read, RowError
-from .outputs import Array, FloatArray, IntArray, KindOutputs, Outputs
+from .outputs import Array, BoolArray, FloatArray, IntArray, KindOutputs, Outputs
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -57,26 +56,26 @@ class LabelKind(KindOutputs):
     names: tuple[str, ...] = ("label",)
 
     task: ClassVar[str]  # as `--task` has it
-    takes_columns: ClassVar[bool] = False  # several label columns
-    can_stream: ClassVar[bool] = False  # no names must be found in all rows before the first is read
+    takes_columns = False  # several label columns
+    can_stream = False  # no names must be found in all rows before the first is read
     arrow_type: ClassVar[pa.DataType]  # of the column `label` of rows
     dtype: ClassVar[type] = np.float32  # of labels in batches
-    skips_unknown: ClassVar[bool] = True  # labels of -100 have no loss and no score
-    is_one_number: ClassVar[bool] = False  # each row has a number, -100 too, which may be a bound
-    per_residue: ClassVar[bool] = False  # each residue of the sequence has a label
+    skips_unknown = True  # labels of -100 have no loss and no score
+    is_one_number = False  # each row has a number, -100 too, which may be a bound
+    per_residue = False  # each residue of the sequence has a label
     losses: ClassVar[tuple[str, ...]] = ("mse",)  # what `--loss` may be; classes have cross entropy whatever it says
     baselines: ClassVar[tuple[str, ...]] = ("nearest",)  # beside a constant and linear models
-    constant_name: ClassVar[str] = "class frequencies"  # of the baseline that predicts the same for all rows
-    linear_name: ClassVar[str] = "logistic regression"  # of the linear model
-    prior_rows: ClassVar[int] = 1  # that stand for all of training among the nearest rows, so that no probability is 0
-    counted: ClassVar[str] = "rows"  # what has a label
+    constant_name = "class frequencies"  # of the baseline that predicts the same for all rows
+    linear_name = "logistic regression"  # of the linear model
+    prior_rows = 1  # that stand for all of training among the nearest rows, so that no probability is 0
+    counted = "rows"  # what has a label
     steps: ClassVar[Steps | None] = None
-    repeats: ClassVar[bool] = False  # rows with the same sequences are compared
-    chart: ClassVar[str] = ""  # of test rows: scatter, confusion, or none
-    or_pooling: ClassVar[str] = " or --pooling"  # among what may be tried next
-    why_no_intervals: ClassVar[str] = "they are for a model of one number per row"
-    why_one_head: ClassVar[str] = ""  # why several heads cannot be mixed
-    why_last_layer: ClassVar[str] = ""  # why layers are not compared
+    repeats = False  # rows with the same sequences are compared
+    chart = ""  # of test rows: scatter, confusion, or none
+    or_pooling = " or --pooling"  # among what may be tried next
+    why_no_intervals = "they are for a model of one number per row"
+    why_one_head = ""  # why several heads cannot be mixed
+    why_last_layer = ""  # why layers are not compared
     hub_task: ClassVar[str]  # what the Hub calls it; of numbers of several columns or of residues it has no name
     hub_name: ClassVar[str]
     returns: ClassVar[str]  # what `AffinityPredictor.predict` does
@@ -118,17 +117,17 @@ class LabelKind(KindOutputs):
 
     # Cells.
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as its value, or the rule that refuses it."""
         raise NotImplementedError
 
     def read(self, table: LabelTable) -> Read:
-        """Returns the column `label` of rows, and an error for each row that is refused. Each cell is judged once."""
-        found, judged, errors = table.judge(self.columns[0], self.judge)
-        return {"label": found.spread([one.value for one in judged], self.arrow_type)}, errors
+        """Returns the column `label` of rows, and an error for each row that is refused. Each cell is checked once."""
+        column = table.check(self.columns[0], self.check_cell)
+        return {"label": column.to_rows(self.arrow_type)}, column.errors
 
-    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
-        """Returns errors of the rows whose value cannot be meant, of a column of several."""
+    def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
+        """Returns errors of the rows whose values, of one column, cannot be meant; of residues each row has several."""
         return []
 
     def read_items(self, cell: object) -> list[Any]:
@@ -273,7 +272,7 @@ class LabelKind(KindOutputs):
         """Returns distinct targets (m, num_outputs), as certain predictions, and which of them each of n rows has."""
         return labels.reshape(len(labels), -1), np.arange(len(labels))
 
-    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, BoolArray]:
         """Returns labels as columns of numbers of one size, (n, k), and which are known; others hold the column's mean.
 
         Args:
@@ -283,10 +282,8 @@ class LabelKind(KindOutputs):
         """
         is_known = labels != UNKNOWN
         numbers = np.ma.array(labels.astype(np.float64), mask=~is_known)
-        return ((numbers - numbers.mean(0)) / self._spread(numbers, least)).filled(0), is_known
-
-    def _spread(self, numbers: np.ma.MaskedArray, least: float) -> Any:
-        return 1.0
+        deviation = 1.0 if self.has_probabilities else np.maximum(numbers.std(0).filled(0), least)
+        return ((numbers - numbers.mean(0)) / deviation).filled(0), is_known
 
     def line_up(
         self, predictions: Outputs, labels: Outputs, as_array: Callable[[Any], Array]

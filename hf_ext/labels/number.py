@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from .cells import SIGNS, Judged, is_missing, judge_label, shorten, unwrap
+from .cells import SIGNS, Checked, check_label, is_missing, shorten, unwrap
 from .columns import LabelTable, Read, RowError
 from .facts import vector_length
 from .kind import LabelKind, ReadArguments
 from .numbers import Numbers, NumericKind, find_placeholders
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, Outputs
+from .outputs import LABEL, PREDICTION, Array, BoolArray, Columns, FloatArray, Outputs
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -41,7 +40,6 @@ class Number(NumericKind):
     baselines = ("groups", "partners", "stream")
     repeats = True
     chart = "scatter"
-    hub_name = "Regression on protein sequences"
 
     @classmethod
     def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:
@@ -64,9 +62,9 @@ class Number(NumericKind):
             return replace(self, names=(name,))
         return Numbers(self.columns, tuple(f"{name}_{i}" for i in range(1, num + 1)))
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as (label, bound), NaN where it is refused."""
-        return judge_label(unwrap(cell))
+        return check_label(unwrap(cell))
 
     def read(self, table: LabelTable) -> Read:
         """Returns finite numbers and bounds; refuses what would poison a loss.
@@ -81,16 +79,17 @@ class Number(NumericKind):
         """
         (name,) = self.columns
         rows = table.rows
-        found, judged, errors = table.judge(name, self.judge)
-        labels, bounds = np.array([one.value for one in judged], np.float64).reshape(-1, 2)[found.number].T
+        column = table.check(name, self.check_cell)
+        errors = column.errors
+        labels, bounds = column.numbers().reshape(-1, 2).T
         if mark_column := table.censor_column:
-            marks, judged, refused = table.judge(mark_column, _judge_mark)
-            given = np.array([one.value for one in judged], np.float64)[marks.number]
+            marks = table.check(mark_column, _check_mark)
+            given = marks.numbers()
             rule = "the censoring mark contradicts the sign written in the label"
             remedy = "Correct one of them."
             wrong = np.flatnonzero((given != UNSAID) & (bounds != 0) & (given != bounds))
-            shown = [shorten(marks.cells[marks.number[i]].as_py()) for i in wrong]
-            errors += refused
+            shown = [shorten(marks.found.cells[marks.found.number[i]].as_py()) for i in wrong]
+            errors += marks.errors
             errors += [RowError(int(rows[i]), mark_column, mark, rule, remedy) for i, mark in zip(wrong, shown)]
             bounds = np.where(given == UNSAID, bounds, given)
         errors += find_placeholders(labels, bounds, name, rows)
@@ -119,7 +118,7 @@ class Number(NumericKind):
         noise = math.sqrt(float(((labels - means) ** 2).sum()) / num_free)
         return {"noise": noise, "share": min(1.0, noise**2 / float(labels.var(ddof=0)))}
 
-    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def as_columns(self, labels: Array, most: int, least: float) -> tuple[FloatArray, BoolArray]:
         return labels[:, None], np.ones((len(labels), 1), bool)
 
     def prediction_columns(self, predictions: Outputs) -> Columns:
@@ -133,9 +132,9 @@ class Number(NumericKind):
         return [PREDICTION]
 
 
-def _judge_mark(cell: object) -> Judged:
+def _check_mark(cell: object) -> Checked:
     mark = "" if is_missing(cell) else str(cell).strip().lower()
     if mark in MARKS:
-        return Judged(MARKS[mark])
+        return Checked(MARKS[mark])
     remedy = "Use <, <=, >, >=, = or empty, or 0/1 where 1 means true value <= label."
-    return Judged(UNSAID, "not a censoring mark", remedy)
+    return Checked(UNSAID, "not a censoring mark", remedy)

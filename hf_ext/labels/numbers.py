@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArgumentError
-from .cells import UNKNOWN, Judged, is_missing, judge_label, shorten, split_items
-from .columns import LabelTable, Read, RowError, judge_cells
+from .cells import UNKNOWN, Checked, check_label, is_missing, shorten, split_items
+from .columns import LabelTable, Read, RowError, check_cells
 from .kind import LabelKind
-from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Outputs
+from .outputs import LABEL, PREDICTION, Array, Columns, IntArray, Outputs
 
 # Numbers that other programs write where nothing was measured.
 NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 99.99, 999.9, 999.99, 9999.9, 9999.99)
 MIN_OTHERS = 3  # distinct labels, which say where measurements lie
 FAR = 10.0  # ranges of the other labels between them and a placeholder
-MAX_RATIO = 100.0  # of positive labels: where they spread further, such as Kd in nM, 999 may be measured
+MAX_RATIO = 100.0  # of positive labels: where they span more, such as Kd in nM, 999 may be measured
 EMPTY = "Bounds can be read where one column is predicted; leave the cell empty where the value is not known."
 
 
@@ -34,16 +34,17 @@ class NumericKind(LabelKind):
     linear_name = "ridge"
     prior_rows = 0
     hub_task = "regression"
+    hub_name = "Regression on protein sequences"
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as a number, NaN where it holds nothing."""
         if is_missing(cell):
-            return Judged(math.nan)
-        (value, bound), rule, remedy, _ = judge_label(cell)
+            return Checked(math.nan)
+        (value, bound), rule, remedy, _ = check_label(cell)
         if bound or value == UNKNOWN:
             rule = "a bound beside other values" if bound else f"{UNKNOWN} marks what is not known"
-            return Judged(math.nan, rule, EMPTY)
-        return Judged(value, rule, remedy)
+            return Checked(math.nan, rule, EMPTY)
+        return Checked(value, rule, remedy)
 
     def read_items(self, cell: object) -> list[Any]:
         return split_items(cell)
@@ -80,9 +81,6 @@ class NumericKind(LabelKind):
         values = self.flatten(labels)
         return np.nanmean(values, axis=0).tolist(), np.nanstd(values, axis=0).tolist()
 
-    def _spread(self, numbers: np.ma.MaskedArray, least: float) -> Any:
-        return np.maximum(numbers.std(0).filled(0), least)
-
     def to_predictions(self, logits: Outputs) -> Any:
         return logits
 
@@ -97,23 +95,54 @@ class NumericKind(LabelKind):
         return [f"{PREDICTION}_{name}" for name in self.names]
 
 
-class Numbers(NumericKind):
+class ColumnKind(LabelKind):
+    """Several values of each row, with a column for each in tables."""
+
+    def read_values(self, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
+        """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
+
+        Args:
+            columns: cells by name.
+            errors: found before.
+        """
+        values = []
+        for name, column in columns.items():
+            checked = check_cells(column, self.check_cell, name, table.rows)
+            values.append(checked.numbers())
+            errors = [*errors, *checked.errors, *self.find_wrong(values[-1], name, table.rows)]
+        labels = np.stack(values, 1)
+        named = {error.row for error in errors}
+        rule = "no label of the row is known"
+        remedy = "Fill in one of them, or leave the row out."
+        bare = [row for row in table.rows[np.isnan(labels).all(1)].tolist() if row not in named]
+        errors += [RowError(row, self.columns[0], "", rule, remedy) for row in bare]
+        return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
+
+    @property
+    def label_names(self) -> list[str]:
+        return [f"{LABEL}_{name}" for name in self.names]
+
+    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
+        """Returns a column for each value, "" where it is not known."""
+        return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(self.label_names, labels.T)}
+
+
+class Numbers(ColumnKind, NumericKind):
     """Several numbers of each row; a row has at least one of them."""
 
     task = "regression"
     takes_columns = True
     arrow_type = pa.list_(pa.float64())
     why_one_head = "here each row has several numbers"
-    hub_name = "Regression on protein sequences"
 
     def read(self, table: LabelTable) -> Read:
-        columns: dict[str, Any] = {name: table.table[name] for name in self.columns}
+        columns = {name: table.table[name] for name in self.columns}
         errors: list[RowError] = []
         if len(columns) < self.num_outputs:
             columns, errors = self._split_lists(table)
-        return read_values(self, table, columns, errors)
+        return self.read_values(table, columns, errors)
 
-    def find_wrong(self, values: FloatArray, name: str, rows: IntArray) -> list[RowError]:
+    def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)
 
     def _split_lists(self, table: LabelTable) -> Read:
@@ -138,48 +167,15 @@ class Numbers(NumericKind):
         *most, last = self.names
         return f"an array with a column for each of {', '.join(most)} and {last}"
 
-    @property
-    def label_names(self) -> list[str]:
-        return [f"{LABEL}_{name}" for name in self.names]
-
     def prediction_columns(self, predictions: Outputs) -> Columns:
         return dict(zip(self.score_columns, np.transpose(predictions)))
-
-    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
-        return write_values(self, labels)
-
-
-def read_values(kind: LabelKind, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
-    """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
-
-    Args:
-        columns: cells by name.
-        errors: found before.
-    """
-    values: list[FloatArray] = []
-    for name, column in columns.items():
-        found, judged, refused = judge_cells(column, kind.judge, name, table.rows)
-        values.append(np.array([one.value for one in judged], np.float64)[found.number])
-        errors = [*errors, *refused, *kind.find_wrong(values[-1], name, table.rows)]
-    labels = np.stack(values, 1)
-    named = {error.row for error in errors}
-    rule = "no label of the row is known"
-    remedy = "Fill in one of them, or leave the row out."
-    bare = [row for row in table.rows[np.isnan(labels).all(1)].tolist() if row not in named]
-    errors += [RowError(row, kind.columns[0], "", rule, remedy) for row in bare]
-    return {"label": pa.array([*labels], pa.list_(pa.float64()))}, errors
-
-
-def write_values(kind: LabelKind, labels: Array) -> Columns:
-    """Returns a column for each value, "" where it is not known."""
-    return {name: np.where(row == UNKNOWN, "", row.astype(str)) for name, row in zip(kind.label_names, labels.T)}
 
 
 def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows: np.ndarray) -> list[RowError]:
     """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
 
     Certain cases only: a negative one among labels of which none is negative, or one that is ten times the range of the
-    other labels away from them; a positive one not where labels spread over two decades, as concentrations do.
+    other labels away from them; a positive one not where labels span two decades, as concentrations do.
     """
     is_nines = np.isin(np.abs(labels), NINES) & (bounds == 0)
     others = np.unique(labels[np.isfinite(labels) & ~is_nines]) if is_nines.any() else labels[:0]

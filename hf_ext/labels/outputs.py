@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ LABEL = "label"
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 Outputs = Array | Sequence[Any]  # of residues a row's own for each row
 Columns = Mapping[str, Sequence[Any] | Array]
 
@@ -24,7 +25,7 @@ class KindOutputs:
     """What a kind of label makes of what a model puts out."""
 
     names: tuple[str, ...]
-    has_probabilities: ClassVar[bool] = True
+    has_probabilities = True
 
     @property
     def num_outputs(self) -> int:
@@ -56,12 +57,10 @@ class KindOutputs:
         """
         if isinstance(logits, list):
             return [self.to_predictions(row) for row in logits]
-        from scipy import special  # here, since scipy takes 0.2 s that scores do not need
+        from scipy.special import expit, softmax  # here, since scipy takes 0.2 s that scores do not need
 
-        return self._link(special)(np.asarray(logits, np.float32))
-
-    def _link(self, special: Any) -> Callable[[Any], Any]:
-        raise NotImplementedError
+        values = np.asarray(logits, np.float32)
+        return expit(values) if self.num_classes is None else softmax(values, axis=-1)
 
     def check_probabilities(self) -> None:
         """Raises ArgumentError where the model predicts numbers."""
@@ -129,5 +128,5 @@ class KindOutputs:
         return values.reshape(len(values), *self.output_shape)
 
     def join_cells(self, values: Sequence[Any]) -> Any:
-        """Returns predictions that were written as labels are, one value of `judge` each, as scores take them."""
+        """Returns predictions that were written as labels are, one value of `check` each, as scores take them."""
         return np.stack([np.asarray(value) for value in values])

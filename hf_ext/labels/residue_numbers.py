@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from .cells import (
     UNKNOWN,
-    Judged,
+    Checked,
     is_missing,
     is_unknown,
     shorten,
@@ -41,22 +41,21 @@ class ResidueNumbers(ResidueKind, NumericKind):
     def of_rows(self) -> LabelKind:
         return Number(self.columns, self.names)
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as a list of numbers."""
         if is_missing(cell):
             return MISSING
         items = [None if is_unknown(item) else item for item in split_items(cell)]
-        judged = [*map(super().judge, items)]
-        for place, one in enumerate(judged):
+        checked = [*map(super().check_cell, items)]
+        for place, one in enumerate(checked):
             if one.rule:
                 rule = f"'{shorten(items[place])}' at position {place + 1} of {len(items)} is not a number"
-                return Judged([], rule, LIST_REMEDY)
-        return Judged([one.value for one in judged])
+                return Checked([], rule, LIST_REMEDY)
+        return Checked([one.value for one in checked])
 
-    def _find_placeholders(self, labels: Sequence[Array], rows: IntArray) -> list[RowError]:
-        (name,) = self.columns
-        flat = np.concatenate([*labels, []])
-        of_row = np.repeat(rows, [*map(len, labels)])
+    def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
+        flat = np.concatenate([*values, []])
+        of_row = np.repeat(rows, [*map(len, values)])
         nines = {error.row: error for error in find_placeholders(flat, np.zeros(len(flat)), name, of_row)}
         return [RowError(row, name, error.value, error.rule, LIST_REMEDY) for row, error in nines.items()]
 

@@ -15,7 +15,7 @@ from ..errors import ArgumentError, DataError
 from .cells import (
     NO_LABEL,
     UNKNOWN,
-    Judged,
+    Checked,
     as_bit,
     drop_dash,
     is_missing,
@@ -32,7 +32,7 @@ from .outputs import LABEL, PREDICTION, Array, Columns, FloatArray, IntArray, Ou
 if TYPE_CHECKING:
     from torch import Tensor
 
-MISSING = Judged([], "the labels are missing", "Fill them in, or leave the row out.")
+MISSING = Checked([], "the labels are missing", "Fill them in, or leave the row out.")
 MOST = 0.5
 
 
@@ -54,17 +54,17 @@ class ResidueKind(LabelKind):
     def read(self, table: LabelTable) -> Read:
         """Returns a list for each row, unknown where the mask is 0; refuses one of another length than its sequence."""
         (name,) = self.columns
-        found, judged, errors = table.judge(name, self.judge)
-        masks: list[Any] = [None] * len(table.rows)
+        found, checked, errors = table.check(name, self.check_cell)
+        masks = [None] * len(table.rows)
         if mask_name := table.mask_column or "":
-            given, judged_masks, refused = table.judge(mask_name, _judge_mask)
-            masks = [judged_masks[number].value for number in given.number]
+            given, checked_masks, refused = table.check(mask_name, _check_mask)
+            masks = [checked_masks[number].value for number in given.number]
             errors = [*errors, *refused]
         named = {error.row for error in errors}
         labels = []
         lengths = map(len, table.sequences.to_pylist())
         for place, (row, number, mask, length) in enumerate(zip(table.rows.tolist(), found.number, masks, lengths)):
-            values = np.array(judged[number].value)
+            values = np.array(checked[number].value)
             rule = ""
             if row not in named and length:
                 values, rule = self._match(values, mask, length)
@@ -74,7 +74,7 @@ class ResidueKind(LabelKind):
                 remedy = "Give each residue one (a stop * has none), or leave the row out."
                 errors.append(RowError(row, column, shown, rule, remedy))
             labels.append(values)
-        errors += self._find_placeholders(labels, table.rows)
+        errors += self.find_wrong(labels, name, table.rows)
         return {"label": pa.array(labels, self.arrow_type)}, errors
 
     def _match(self, values: Array, mask: Array | None, length: int) -> tuple[Array, str]:
@@ -86,9 +86,6 @@ class ResidueKind(LabelKind):
         values = values if mask is None else np.where(mask, values, self.unknown)
         is_known = np.isfinite(values) & (values != UNKNOWN)
         return values, "" if is_known.any() else "no residue's label is known"
-
-    def _find_placeholders(self, labels: Sequence[Array], rows: IntArray) -> list[RowError]:
-        return []
 
     def _check_columns(self, args: ReadArguments, told: str) -> None:
         names = args.sequence_columns
@@ -174,13 +171,13 @@ class ResidueClasses(ResidueKind, Classes):
     def read_items(self, cell: object) -> list[Any]:
         return split_letters(cell)
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as a list of numbers of classes."""
         if is_missing(cell):
             return MISSING
         items = split_letters(cell)
         is_dash_unknown = NO_LABEL not in drop_dash([*self.names, NO_LABEL])
-        numbers: dict[Any, int] = {}
+        numbers = {}
         for item in {*items}:
             name = write_name(item)
             number = self.find(name)
@@ -188,7 +185,7 @@ class ResidueClasses(ResidueKind, Classes):
                 place = f" as at position {items.index(item) + 1} of {len(items)}"
                 return self.number_of(name, place)._replace(value=[])
             numbers[item] = UNKNOWN if number is None else number
-        return Judged([numbers[item] for item in items])
+        return Checked([numbers[item] for item in items])
 
     def _count(self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]) -> Counter[str]:
         counts = super()._count(cells, nums, args, notes)
@@ -196,9 +193,6 @@ class ResidueClasses(ResidueKind, Classes):
             num = counts.pop(name)
             notes.append(f"column {self.columns[0]!r}: {name!r} beside digits is read as not known, in {num:,} rows.")
         return counts
-
-    def _check_markers(self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]) -> None:
-        """Allows them: a cell is no name."""
 
     def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
         if pc.mean(pc.equal(as_text(cells), as_text(sequences))).as_py() > MOST:
@@ -226,16 +220,16 @@ class ResidueClasses(ResidueKind, Classes):
         return [np.eye(self.num_outputs)[value] for value in values]
 
 
-def _judge_mask(cell: object) -> Judged:
+def _check_mask(cell: object) -> Checked:
     """Returns a mask as bools, one for each residue; None where nothing is said: all labels are known."""
     if is_missing(cell):
-        return Judged(None)
+        return Checked(None)
     items = split_letters(cell)
     known = {item: as_bit(item) for item in {*items}}
     if wrong := [item for item, bit in known.items() if bit is None]:
         rule = f"a mask that is neither 0 nor 1 at position {items.index(wrong[0]) + 1} of {len(items)}"
-        return Judged(None, rule, "Write 1 where the label is known, 0 where it is not.")
-    return Judged(np.array([known[item] for item in items]) == 1)
+        return Checked(None, rule, "Write 1 where the label is known, 0 where it is not.")
+    return Checked(np.array([known[item] for item in items]) == 1)
 
 
 def join_letters(names: Sequence[str]) -> str:

@@ -1,15 +1,65 @@
-"""`--task auto`: which kind of label a column has, by rules on what its cells have in common, or why it is refused."""
+"""Kinds of labels, one class for each, and which of them a column has.
+
+`--task auto` goes by rules on what its cells have in common, which also say why a column is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from ..errors import DataError
 from .cells import SEPARATOR, as_bit, beside_minus_1, drop_zeros, shorten
+from .classes import Classes
 from .facts import Facts
+from .kind import LabelKind
+from .number import Number
+from .numbers import Numbers
+from .residue_numbers import ResidueNumbers
+from .residues import ResidueClasses
+from .sets import LabelColumns, LabelSets
+
+# Of a task the first that `fits` its columns and names.
+KINDS: tuple[type[LabelKind], ...] = (
+    Number,
+    Numbers,
+    Classes,
+    LabelColumns,
+    LabelSets,
+    ResidueClasses,
+    ResidueNumbers,
+)
+if TYPE_CHECKING:
+    TaskChoice = str
+else:  # what `--task` may be
+    TaskChoice = Literal[("auto", *dict.fromkeys(kind.task for kind in KINDS))]
+
+STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks of which rows may be a stream
+ONE_NUMBER = Number()  # what a model predicts that says nothing else
+
+
+def make_kind(task: str, columns: Sequence[str], names: Sequence[str]) -> LabelKind:
+    """Returns the kind of `--task` with these label columns, whose outputs have these names.
+
+    Raises:
+        KeyError: there is no such task.
+    """
+    for kind in KINDS:
+        if kind.task == task and kind.fits(columns, names):
+            return kind(tuple(columns), tuple(names))
+    raise KeyError(task)
+
+
+def kind_from_state(state: Mapping[str, Any] | None) -> LabelKind:
+    """Returns the kind with this `state()`; None is one number.
+
+    Raises:
+        KeyError: no state of a kind.
+    """
+    return make_kind(state["task"], state["columns"], state["names"]) if state else ONE_NUMBER
+
 
 AMOUNTS = "--task regression if they are amounts"
 ONE_NAME = "--task classification if each cell is one name"

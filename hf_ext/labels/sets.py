@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from .cells import (
     JOINTS,
     NO_LABEL,
     SEPARATOR,
-    Judged,
+    Checked,
     as_bit,
     count_names,
     find_joints,
@@ -28,7 +28,7 @@ from .cells import (
 )
 from .classes import NamedKind
 from .columns import LabelTable, Read
-from .numbers import read_values, write_values
+from .numbers import ColumnKind
 from .outputs import LABEL, PREDICTION, Array, Columns, Outputs
 
 
@@ -39,7 +39,6 @@ class LabelSets(NamedKind):
     takes_columns = True
     arrow_type = pa.list_(pa.float64())
     constant_name = "label frequencies"
-    hub_task = "text-classification"
     hub_name = "Labels of protein sequences, several at once"
     returns = "the names of a row's labels; predict_proba returns the probability of each"
 
@@ -59,18 +58,18 @@ class LabelSets(NamedKind):
                 return joined
         return [name]
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as 1 or 0 for each name."""
         if self.is_missing(cell):
             remedy = (
                 f"Write {NO_LABEL} for a row that has none of the labels; drop the row if the labels were not assessed."
             )
-            return Judged([], "no label in this cell", remedy)
+            return Checked([], "no label in this cell", remedy)
         found = [self.number_of(name) for name in self.names_of(cell)]
         for one in found:
             if one.rule:
                 return one._replace(value=[])
-        return Judged(np.isin(range(self.num_outputs), [one.value for one in found]).astype(np.float64))
+        return Checked(np.isin(range(self.num_outputs), [one.value for one in found]).astype(np.float64))
 
     def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
         """Counts `a|b` as a and b where it joins labels."""
@@ -117,22 +116,19 @@ class LabelSets(NamedKind):
     def describe_limits(self) -> list[str]:
         return [f"It knows {self.num_outputs:,} labels and no others."]
 
-    def _link(self, special: Any) -> Callable[[Any], Any]:
-        return special.expit
-
     def decode(self, predictions: Outputs) -> Any:
         return [tuple(name for name, value in zip(self.names, row) if value > 0.5) for row in predictions]
 
     def prediction_columns(self, predictions: Outputs) -> Columns:
-        shares = np.asarray(predictions, np.float32)
+        probabilities = np.asarray(predictions, np.float32)
         named = {PREDICTION: [*map(join_set, self.decode(predictions))]}
-        return {**named, **dict(zip(self.score_columns, shares.T))}
+        return {**named, **dict(zip(self.score_columns, probabilities.T))}
 
     def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}
 
 
-class LabelColumns(LabelSets):
+class LabelColumns(ColumnKind, LabelSets):
     """The same with a column of 1, 0 or nothing, not known, for each label."""
 
     arrow_type = pa.float64()
@@ -141,22 +137,15 @@ class LabelColumns(LabelSets):
     def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:
         return len(columns) > 1
 
-    def judge(self, cell: object) -> Judged:
+    def check_cell(self, cell: object) -> Checked:
         """Returns a cell as 1, 0 or NaN."""
         value = math.nan if is_missing(cell) else as_bit(cell)
-        wrong = Judged(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
-        return wrong if value is None else Judged(value)
+        wrong = Checked(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
+        return wrong if value is None else Checked(value)
 
     def read(self, table: LabelTable) -> Read:
         columns = {name: table.table[name] for name in self.columns}
-        return read_values(self, table, columns, [])
-
-    @property
-    def label_names(self) -> list[str]:
-        return [f"{LABEL}_{name}" for name in self.names]
-
-    def label_columns(self, labels: Array, predictions: Outputs) -> Columns:
-        return write_values(self, labels)
+        return self.read_values(table, columns, [])
 
 
 def join_set(names: Sequence[str]) -> str:

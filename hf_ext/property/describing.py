@@ -120,8 +120,8 @@ def _group_blocks(test: SplitRecord) -> list[Block]:
     if not groups:
         return []
     found = [group.value for group in groups.values() if is_finite(group.value)]
-    spread = f"{units.number(min(found))} to {units.number(max(found))}" if found else "undefined"
-    text = f"Spearman's rho within single groups: {spread}, in {len(found)} of {len(groups)} groups."
+    extremes = f"{units.number(min(found))} to {units.number(max(found))}" if found else "undefined"
+    text = f"Spearman's rho within single groups: {extremes}, in {len(found)} of {len(groups)} groups."
     ordered = sorted(groups.items(), key=lambda item: (-(item[1].n or 0), item[0]))[:MAX_GROUPS]
     rows = [[name, units.number(group.n), group.shown, group.undefined or ""] for name, group in ordered]
     cut = f"The {MAX_GROUPS} largest." if len(groups) > MAX_GROUPS else ""

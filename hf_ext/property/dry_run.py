@@ -59,12 +59,37 @@ def make_dry_run(
             dry_run.subject = "generated rows and two small untrained encoders"
             table = fill_in_demo(given, data_args, make_demo_encoders(Path(scratch) / "demo_encoders"))
         dry_run.notes += filter(None, [resolve_encoders(given, args, hardware)])
-        loaded = dry_run.attempt("data", lambda: _load(dry_run, given, data_args, args, scratch, table))
-        splits, kind = (loaded.splits, loaded.kind) if loaded else ({}, Number())
-        model = dry_run.attempt("model", lambda: _build(given, data_args, args, kind))
-        dry_run.attempt(
-            "measure", lambda: _read_measure(dry_run, given, data_args, args, kind, splits.get("validation"))
-        )
+        splits = {}
+        kind: LabelKind = Number()
+
+        def load() -> None:
+            nonlocal splits, kind
+            if not dry_run.is_read(data_args.dataset_name):
+                return
+            loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
+            splits = loaded.splits
+            kind = loaded.kind
+            num_rows = None if data_args.streaming else len(splits["train"])
+            dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows)])
+            dry_run.report = loaded.report
+            dry_run.describe = partial(describe_rows, loaded)
+
+        def build() -> AffinityModel:
+            given.tower_training, args.use_peft = resolve_training(given, args.use_peft)
+            specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
+            with torch.device("meta"):
+                return AffinityModel(build_config(specs, towers, **model_settings(given, kind)))
+
+        def read_measure() -> None:
+            resolve_measure(args, given.loss, kind)
+            metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
+            check_measure(args, given.loss, metrics, splits.get("validation"))
+            read_requirements(given, data_args, kind)
+            dry_run.measure = describe_measure(args, given.loss, metrics)
+
+        dry_run.attempt("data", load)
+        model = dry_run.attempt("model", build)
+        dry_run.attempt("measure", read_measure)
         if model is None:
             return dry_run
         args = dry_run.resolve_stock(given, args)
@@ -86,48 +111,6 @@ def make_dry_run(
         )
     dry_run.check_stream(lengths, args)
     return dry_run
-
-
-def _build(
-    given: AffinityArguments, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
-) -> AffinityModel:
-    given.tower_training, args.use_peft = resolve_training(given, args.use_peft)
-    specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
-    with torch.device("meta"):
-        return AffinityModel(build_config(specs, towers, **model_settings(given, kind)))
-
-
-def _load(
-    dry_run: DryRun,
-    given: AffinityArguments,
-    data_args: DataArguments,
-    args: FastTrainingArguments,
-    scratch: str,
-    table: Any,
-) -> Any:
-    if not dry_run.is_read(data_args.dataset_name):
-        return None
-    loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
-    num_rows = None if data_args.streaming else len(loaded.splits["train"])
-    dry_run.notes += filter(None, [resolve_residue_steps(args, loaded.kind, num_rows)])
-    dry_run.report = loaded.report
-    dry_run.describe = partial(describe_rows, loaded)
-    return loaded
-
-
-def _read_measure(
-    dry_run: DryRun,
-    given: AffinityArguments,
-    data_args: DataArguments,
-    args: FastTrainingArguments,
-    kind: LabelKind,
-    validation: Any,
-) -> None:
-    resolve_measure(args, given.loss, kind)
-    metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
-    check_measure(args, given.loss, metrics, validation)
-    read_requirements(given, data_args, kind)
-    dry_run.measure = describe_measure(args, given.loss, metrics)
 
 
 def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
@@ -156,8 +139,7 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
     """
     made = copy.deepcopy(model)
     is_cached = plan.applied("embedding_cache")
-    kind = model.config.kind
-    kind = kind.of_rows
+    kind = model.config.kind.of_rows
     made.config.label_kind = kind.stored
     for index, spec in enumerate(made.config.encoder_specs):
         if str(index) not in made.encoders and not is_cached:

@@ -12,8 +12,6 @@ from ..text import less_is_better
 from ..training import check_metric_on_rows
 from ..training_args import FastTrainingArguments
 
-PLAIN = RowMetrics()  # without a threshold and groups
-
 
 def scored_names(kind: LabelKind, threshold: float | None, has_groups: bool) -> tuple[str, ...]:
     """Returns metrics that final scores have, which `--require` may name."""
@@ -31,7 +29,7 @@ def resolve_measure(args: FastTrainingArguments, loss: str, kind: LabelKind) -> 
         args.greater_is_better = not less_is_better(args.metric_for_best_model)
 
 
-def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, validation: Any = None) -> None:
+def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, validation: Any) -> None:
     """Refuses a `metric_for_best_model` that evaluations do not compute, or that has no value, whatever is predicted.
 
     Args:
@@ -59,7 +57,7 @@ def check_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics, v
         check_metric_on_rows(args, metrics, validation, "", None)
 
 
-def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> str | None:
+def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics) -> str | None:
     """Returns the metric of the verdict: `metric_for_best_model` where models and baselines have it, else its own.
 
     Of classes it is the user's choice alone: the log loss, which chooses checkpoints, is no reader's question.
@@ -68,7 +66,7 @@ def verdict_metric(args: FastTrainingArguments, metrics: RowMetrics = PLAIN) -> 
     return metrics_of(metrics.kind, metrics.threshold).verdict_metric(_plain_name(args), is_asked)
 
 
-def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics = PLAIN) -> str:
+def describe_measure(args: FastTrainingArguments, loss: str, metrics: RowMetrics) -> str:
     """Describes which weights the run keeps, and what its verdict compares in, as one line; after `resolve_measure`."""
     decides = verdict_metric(args, metrics) or ("spearman" if loss == "ranking" else "rmse")
     verdict = metrics_of(metrics.kind).describe_verdict(decides)

@@ -17,9 +17,9 @@ from ..data import (
     REJECTED_HEADER,
     SOURCE_ROW,
     DataArguments,
+    check_sequence,
     column_names,
     irregular_kind,
-    judge_sequence,
     local_files,
 )
 from ..errors import ArgumentError, DataError
@@ -95,11 +95,11 @@ def find_rejected(output: Path, bad_rows: str) -> Path:
     return path
 
 
-def refuse_added(source: object, names: Iterable[str], added: Collection[str], what: str = "predictions") -> None:
+def refuse_added(source: object, names: Iterable[str], added: Collection[str]) -> None:
     """Raises DataError where `names`, the columns of `source`, hold one of those that are `added` to them."""
     if taken := [name for name in names if name in added]:
         raise DataError(
-            f"{source} has columns of the names {', '.join(taken)}, under which {what} are written beside the "
+            f"{source} has columns of the names {', '.join(taken)}, under which predictions are written beside the "
             "file's own. Rename yours, or leave out all that the model does not read: --keep_columns false."
         )
 
@@ -164,7 +164,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
             "name a column of both files: --id_column."
         )
     for name in (name for name in args.sequence_columns if name in lines):
-        found = [judge_sequence(read_cell(cell), args).value for cell in lines[name]]
+        found = [check_sequence(read_cell(cell), args).value for cell in lines[name]]
         if num := sum(not kind.covers(one, other) for one, other in zip(found, rows[name][:])):
             raise DataError(
                 f"{path}: {num:,} lines have another {name} than the rows that are scored. These predictions are of "
@@ -182,10 +182,10 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
 
 def _read_cells(path: Path, cells: Sequence[str], kind: LabelKind) -> Any:
     """Reads predictions that are written as labels are: an array, or of residues a list of arrays."""
-    judged = [kind.judge(cell) for cell in cells]
-    if wrong := [f"line {line}: {one.rule}. {one.remedy}" for line, one in enumerate(judged, 2) if one.rule]:
+    checked = [kind.check_cell(cell) for cell in cells]
+    if wrong := [f"line {line}: {one.rule}. {one.remedy}" for line, one in enumerate(checked, 2) if one.rule]:
         raise DataError(f"{path}, column {PREDICTION!r}, {wrong[0]}")
-    return kind.join_cells([one.value for one in judged])
+    return kind.join_cells([one.value for one in checked])
 
 
 def write_predictions(

@@ -160,7 +160,7 @@ class AffinityPredictor:
     def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
         ((name, columns),) = self.collator.columns.items()
         numbers, distinct = factorize(read_columns(table, columns), False)
-        found: list[Any] = [None] * len(distinct)
+        found = [None] * len(distinct)
         for chosen in batches_by_tokens([len(sequence) for (sequence,) in distinct], TOKENS_PER_BATCH):
             batch = self.collator.encode(name, [distinct[i][0] for i in chosen])
             batch = {key: value.to(self.device) for key, value in batch.items()}

@@ -58,10 +58,15 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
     if test.tuned is not None and not test.tuned.is_better:
         found = ["tuned", *found]
     training = next((how for how in settings["tower_training"] if how != "frozen"), "lora")
-    facts = {"folder": folder, "num_rows": verdict.num_rows, "baseline": verdict.baseline, "training": training}
-    facts["sizes"] = "" if rule.startswith(("files", "column:")) else " (--split_sizes 0.6 0.1 0.3, say)"
-    facts["or_pooling"] = test.kind.or_pooling
-    facts["tuned"] = test.tuned and test.tuned.text
+    facts = {
+        "folder": folder,
+        "num_rows": verdict.num_rows,
+        "baseline": verdict.baseline,
+        "training": training,
+        "sizes": "" if rule.startswith(("files", "column:")) else " (--split_sizes 0.6 0.1 0.3, say)",
+        "or_pooling": test.kind.or_pooling,
+        "tuned": test.tuned and test.tuned.text,
+    }
     return [HINTS[name].format_map(facts) for name in found]
 
 

@@ -37,6 +37,8 @@ from .rows import describe_groups, find_slices
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
+Scores = dict[str, dict[str, Any]]  # by predictor, class or baseline
+
 MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
 LIMITS_NOTE = "The verdict's RMSE counts no error beyond a limit; in the tables a limit is taken for a value."
@@ -76,9 +78,9 @@ class SplitScores:
     outputs: np.ndarray
     labels: np.ndarray
     verdict: Verdict
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
-    classes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+    classes: Scores = field(default_factory=dict)
+    baselines: Scores = field(default_factory=dict)
     collapse: dict[str, Any] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -113,7 +115,7 @@ class SplitScores:
         """Metrics that a screen has room for."""
         return metrics_of(self.kind).shown(self.scores[MODEL])
 
-    def _table_of(self, scores: dict[str, dict[str, Any]]) -> str:
+    def _table_of(self, scores: Scores) -> str:
         rows = [[name, *(units.score(both.get(metric)) for metric in self._shown)] for name, both in scores.items()]
         return format_table(rows, ["", *map(units.metric_name, self._shown)])
 
@@ -220,7 +222,7 @@ class Compared:
         """How they are scored, as functions of `hf_ext.evaluation` take it."""
         return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "groups": self.groups}
 
-    def score(self, group_names: Any = None) -> dict[str, dict[str, Any]]:
+    def score(self, group_names: Any = None) -> Scores:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
         return {
             name: score_predictions(predicted, self.labels, group_names=group_names, **self.options)

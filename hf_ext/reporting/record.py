@@ -169,7 +169,7 @@ class Split(Recorded):
 
 
 class Inputs(Recorded):
-    """What an encoder reads, see `hf_ext.data.batches.tokenization.check_inputs`."""
+    """What an encoder reads, see `hf_ext.data.batches.input_checks.check_inputs`."""
 
     longest: int = 0
     cut: str = ""

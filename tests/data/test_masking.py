@@ -127,7 +127,7 @@ def test_long_sequences_are_cropped_anew_in_each_epoch_to_neighbouring_residues(
 
 
 def test_pairs_are_masked_in_both_parts(demo_encoders):
-    tokenizer = ResidueTokenizer(BertTokenizer.from_pretrained(demo_encoders[0]), num_parts=2)
+    tokenizer = ResidueTokenizer(BertTokenizer.from_pretrained(demo_encoders[0]), num_chains=2)
     collator = MaskedLMCollator(tokenizer, ["heavy", "light"], mlm_probability=1.0, max_residues=6)
     batch = collator([{"heavy": "ACD", "light": "EF"}])
     assert collator.columns == {"heavy+light": ["heavy", "light"]}

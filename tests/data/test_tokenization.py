@@ -42,11 +42,11 @@ def tokenizers(tmp_path_factory):
     return {make.__name__: make(tmp_path_factory.mktemp(make.__name__)) for make in (esm, esmc, bert, t5)}
 
 
-def random_parts(num_parts, letters=STANDARD + "X", num_rows=40, longest=60, seed=0):
+def random_parts(num_chains, letters=STANDARD + "X", num_rows=40, longest=60, seed=0):
     rng = np.random.default_rng(seed)
     return [
         ["".join(rng.choice(list(letters), size=rng.integers(1, longest))) for _ in range(num_rows)]
-        for _ in range(num_parts)
+        for _ in range(num_chains)
     ]
 
 
@@ -85,10 +85,10 @@ def test_ids_and_residue_mask_are_those_worked_out_by_hand(tokenizers):
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]]
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("num_chains", [1, 2])
 @pytest.mark.parametrize("name", SPACED)
-def test_ids_masks_and_types_equal_the_tokenizers_own(tokenizers, name, num_parts):
-    fast, parts = ResidueTokenizer(tokenizers[name], num_parts), random_parts(num_parts)
+def test_ids_masks_and_types_equal_the_tokenizers_own(tokenizers, name, num_chains):
+    fast, parts = ResidueTokenizer(tokenizers[name], num_chains), random_parts(num_chains)
     assert_same_as_tokenizer(fast, tokenizers[name], *parts)
     batch = fast(*parts)
     assert batch["residue_mask"].sum(1).tolist() == [sum(map(len, row)) for row in zip(*parts)]
@@ -164,16 +164,16 @@ def test_length_limit_counts_special_tokens(tokenizers):
     assert ResidueTokenizer(tokenizers["esm"], 2).max_residues == 1021
     assert ResidueTokenizer(tokenizers["bert"], 2, max_length=512).max_residues == 509
     assert ResidueTokenizer(tokenizers["t5"]).max_residues is None
-    with pytest.raises(DataError, match="num_parts=3"):
+    with pytest.raises(DataError, match="num_chains=3"):
         ResidueTokenizer(tokenizers["esm"], 3)
 
 
 # --- batches of what an encoder takes ---------------------------------------------------------------------------------
 
 
-def esm_collator(tokenizers, too_long, max_residues, num_parts=1, **kwargs):
-    names = ["heavy", "light"][:num_parts]
-    tokenizer = ResidueTokenizer(tokenizers["esm"], num_parts)
+def esm_collator(tokenizers, too_long, max_residues, num_chains=1, **kwargs):
+    names = ["heavy", "light"][:num_chains]
+    tokenizer = ResidueTokenizer(tokenizers["esm"], num_chains)
     tokenizer.max_residues = max_residues
     return SequenceCollator({"+".join(names): tokenizer}, {"+".join(names): names}, too_long, **kwargs)
 
@@ -200,7 +200,7 @@ def test_truncation_keeps_the_first_residues_and_cuts_the_longer_part_of_a_pair_
         (7, "AAAAA", "CCCCC", "AAAACCC"),
         (6, "AAA", "CCC", "AAACCC"),
     ):
-        collator = esm_collator(tokenizers, "truncate", limit, num_parts=2)
+        collator = esm_collator(tokenizers, "truncate", limit, num_chains=2)
         longest = "F" * 20  # makes the batch too long even where the first row is not
         assert texts(tokenizers, collator.encode("heavy+light", [heavy, longest], [light, longest]))[0] == kept
 

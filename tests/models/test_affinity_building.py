@@ -12,7 +12,7 @@ from tiny_t5 import write_t5_encoder
 from transformers import RobertaConfig
 
 from hf_ext.data import DataArguments, check_inputs
-from hf_ext.data.batches.tokenization import STREAM_CHECK_ROWS
+from hf_ext.data.batches.input_checks import STREAM_CHECK_ROWS
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models import EncoderSpec, LoraSettings, TowerSpec, build_config, load_encoder, read_encoder
 from hf_ext.models.encoders import fingerprint_weights

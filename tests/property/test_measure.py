@@ -24,7 +24,7 @@ def parse():
     def parsed(words: str) -> tuple[FastTrainingArguments, str]:
         _, (model_args, args) = parse_command((AffinityArguments, FastTrainingArguments), defaults, "", words.split())
         resolve_measure(args, model_args.loss, ONE_NUMBER)
-        return args, describe_measure(args, model_args.loss)
+        return args, describe_measure(args, model_args.loss, RowMetrics())
 
     return parsed
 

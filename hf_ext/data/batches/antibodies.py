@@ -6,7 +6,6 @@ An antigen is `<bos> antigen <eos>`, a pair `<bos> heavy <sep> light <eos>`, a h
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,7 @@ class AntibodyPair:
     """An antibody; `light` is None for a heavy chain alone.
 
     `malformed` says what is wrong with the tokens that it was read from, in words; empty where nothing is. It is about
-    their order alone: whether the residues make an antibody is for others to judge.
+    their order alone: whether the residues make an antibody is for others to check.
     """
 
     heavy: str
@@ -89,7 +88,7 @@ class PairEncoder:
     def __init__(self, tokenizer: Any = None):
         self.tokenizer = make_pair_tokenizer()
         self.antigens = ResidueTokenizer(tokenizer or self.tokenizer)
-        self.pairs = ResidueTokenizer(self.tokenizer, num_parts=2)
+        self.pairs = ResidueTokenizer(self.tokenizer, num_chains=2)
 
     def encode_antigens(self, antigens: Sequence[str]) -> list[np.ndarray]:
         """Returns (tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.
@@ -179,6 +178,7 @@ def decode_pair(ids: Iterable[int]) -> AntibodyPair:
     return AntibodyPair(heavy, (others[0] or None) if others else None, tuple(malformed))
 
 
+@dataclass(eq=False)
 class AntibodyCollator:
     """Makes a generator's batches from rows of `PairEncoder.encode_rows`.
 
@@ -195,11 +195,10 @@ class AntibodyCollator:
             it says where the distinct antigens stand without padding.
     """
 
-    def __init__(self, pad_token_id: int = 0, states_of: StatesOf | None = None, antigen_tokenizer: Any = None):
-        self.pad_token_id = pad_token_id
-        self.states_of = states_of
-        self.antigen_tokenizer = antigen_tokenizer
-        self.layout: LayoutMaker | None = None
+    pad_token_id: int = 0
+    states_of: StatesOf | None = None
+    antigen_tokenizer: Any = None
+    layout: LayoutMaker | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One batch of n rows with k distinct antigens.
@@ -211,7 +210,7 @@ class AntibodyCollator:
             order in which they first occur; `attention_mask`: of that shape, int64. With `states_of`, `encoder_outputs`
             in place of `input_ids`: one tensor in a tuple, (k, longest antigen, width), zero where padding is.
         """
-        batch: dict[str, Any] = {}
+        batch = {}
         if "labels" in rows[0]:
             batch["labels"] = _pad([np.asarray(row["labels"], np.int64) for row in rows], UNKNOWN)
         affinities = [row.get("affinity") for row in rows]
@@ -226,7 +225,7 @@ class AntibodyCollator:
         batch |= {"input_ids": _pad(antigens, self.pad_token_id), "attention_mask": mask}
         return batch if self.layout is None else self.layout.add_to(batch)
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, folder: Path | str) -> None:
         """Writes the tokenizer of a pretrained encoder to `<folder>/tokenizers/0`; without one nothing."""
         if self.antigen_tokenizer is not None:
             self.antigen_tokenizer.save_pretrained(Path(folder) / ANTIGEN_TOKENIZER)

@@ -1,7 +1,6 @@
-"""Batches of an epoch, from seed and epoch alone: dealt evenly, rows of similar length together, or by tokens. And a
-batch that does not fit, cut into smaller ones.
+"""Batches of an epoch by tokens, from seed and epoch alone.
 
-By tokens a batch takes as many rows as a budget of them holds. Padded batches take rows of similar length, and longest
+A batch takes as many rows as a budget of them holds. Padded batches take rows of similar length, and longest
 row times number of rows stays within the budget. Packed batches, on which no padding is computed, take rows of any
 length whose sum stays within it.
 """
@@ -11,13 +10,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Sampler
-from transformers import trainer_pt_utils
 
 from ...errors import DataError
 from ..columns import column_names, read_columns
@@ -27,83 +23,11 @@ MIN_REACH = 0.5  # batches: neighbours mix in small data sets too
 PROBES = 4  # plans drawn to fix the number of batches
 ATTEMPTS = 8  # plans drawn in an epoch before the tightest one is taken
 
-
-def _round_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
+Batches = list[list[int]]  # of row numbers
 
 
-class LengthGroupedSampler(trainer_pt_utils.LengthGroupedSampler):
-    """Yields every row number once per epoch, rows of similar length together, as transformers' sampler does.
-
-    That one draws from the process's random state, so that a resumed run sees other batches from its second epoch on
-    (transformers 5.23). This one draws from (seed, epoch): all processes and a resumed run see the same order.
-
-    Args:
-        lengths: (rows,), of each row.
-        group_size: rows that are sorted together are a multiple of this; rows of one optimizer step.
-        seed: not negative; the same on all processes.
-
-    Cost: one sort of the rows per epoch, about 0.5 s per million.
-    """
-
-    def __init__(self, lengths: list[int], group_size: int, seed: int):
-        super().__init__(group_size, lengths=lengths)
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the next iteration."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        (drawn,) = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)
-        self.generator = torch.Generator().manual_seed(int(drawn))
-        return super().__iter__()
-
-
-class RepeatedRows(dict):
-    """A batch that keeps its process in step at the end of an epoch: its rows are another's, so they count nothing."""
-
-
-class EvenBatchSampler(Sampler[list[int]]):
-    """Yields the batches of all processes in turn, as Accelerate's `BatchSamplerShard` deals them.
-
-    Where an epoch does not divide, Accelerate repeats rows from its beginning. Here the rows that are left over are
-    shared out as evenly as they divide, so that every row comes once, and an optimizer step holds the same rows on any
-    number of processes whose batches, processes and accumulation multiply to the same. If there are fewer left than
-    processes, the last `num_repeated` processes get a row that another has: the loss has to leave it out (see
-    `RepeatedRows`).
-
-    Args:
-        sampler: row numbers of an epoch, with a length; the same on all processes.
-        rows_per_batch: rows per process and batch.
-        world_size: number of processes.
-    """
-
-    batch_size = None  # Accelerate: it is to complete nothing
-    drop_last = False
-
-    def __init__(self, sampler: object, rows_per_batch: int, world_size: int):
-        self.sampler: Any = sampler  # Accelerate replaces a random one by one that it seeds by epoch
-        self.rows_per_round = rows_per_batch * world_size
-        self.world_size = world_size
-
-    @property
-    def num_repeated(self) -> int:
-        """Batches at the very end, one a process, that hold a repeated row only."""
-        left = len(self.sampler) % self.rows_per_round
-        return max(0, self.world_size - left) if left else 0
-
-    def __len__(self) -> int:
-        return -(-len(self.sampler) // self.rows_per_round) * self.world_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rows = iter(self.sampler)
-        while of_all := list(islice(rows, self.rows_per_round)):
-            each, more = divmod(len(of_all), self.world_size)
-            ends = [each * (process + 1) + min(process + 1, more) for process in range(self.world_size)]
-            for start, end in zip([0, *ends], ends):
-                yield of_all[start:end] or of_all[:1]
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -191,7 +115,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.plan_epoch(self.epoch))
 
-    def plan_epoch(self, epoch: int) -> list[list[int]]:
+    def plan_epoch(self, epoch: int) -> Batches:
         """Plans all batches of one epoch, for all processes, in order."""
         plans = (self._draw(epoch, attempt) for attempt in range(ATTEMPTS))
         plan = next((plan for plan in plans if len(plan) <= self.num_batches), None)
@@ -200,7 +124,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         order = np.random.default_rng([self.seed, epoch, ATTEMPTS]).permutation(first_repeated)
         return [plan[i] for i in order] + plan[first_repeated:]
 
-    def _draw(self, epoch: int, attempt: int) -> list[list[int]]:
+    def _draw(self, epoch: int, attempt: int) -> Batches:
         """Draws one plan, seeded; it may need more or fewer batches than another."""
         random = np.random.default_rng([self.seed, epoch, attempt])
         if self.packed:
@@ -211,17 +135,17 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         moved = position + random.uniform(-reach, reach, len(position))
         return self._cut(by_length[np.argsort(moved, kind="stable")])
 
-    def _tightest(self) -> list[list[int]]:
+    def _tightest(self) -> Batches:
         """Returns the plan without any randomness, which needs about the fewest batches."""
         return self._cut(np.argsort(-self.totals if self.packed else self.totals, kind="stable"))
 
-    def _cut(self, order: np.ndarray) -> list[list[int]]:
+    def _cut(self, order: np.ndarray) -> Batches:
         if self.packed:
             return pack_best_fit(self.totals, order, self.max_tokens, self.max_batch_size)
         return cut_padded(self.lengths, order, self.max_tokens, self.max_batch_size)
 
 
-def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> list[list[int]]:
+def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Batches:
     """Returns row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
 
     What does not fit into memory then fails at once. A row that alone is above the budget is a batch.
@@ -235,16 +159,14 @@ def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> l
     return []
 
 
-def cut_padded(
-    lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None
-) -> list[list[int]]:
+def cut_padded(lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None) -> Batches:
     """Cuts rows in the given order into batches whose padded size stays within `max_tokens`.
 
     Args:
         lengths: (rows, inputs), int; the padded size is the number of rows times the sum of the inputs' longest.
         order: (rows,), row numbers.
     """
-    batches: list[list[int]] = []
+    batches = []
     batch: list[int] = []
     longest = [0] * lengths.shape[1]
     for row, tokens in zip(order.tolist(), lengths[order].tolist()):
@@ -258,16 +180,14 @@ def cut_padded(
     return [*batches, batch]
 
 
-def pack_best_fit(
-    totals: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None
-) -> list[list[int]]:
+def pack_best_fit(totals: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None) -> Batches:
     """Puts each row, in the given order, into the fullest batch that still holds it, else into a new one.
 
     Args:
         totals: (rows,), int, none above `max_tokens`.
         order: (rows,), row numbers.
     """
-    batches: list[list[int]] = []
+    batches: Batches = []
     room: list[tuple[int, int]] = []  # (tokens left, batch), ascending
     for row, tokens in zip(order.tolist(), totals[order].tolist()):
         place = bisect_left(room, (tokens, -1))
@@ -283,7 +203,7 @@ def pack_best_fit(
     return batches
 
 
-def split_batches(batches: list[list[int]], count: int) -> list[list[int]]:
+def split_batches(batches: Batches, count: int) -> Batches:
     """Halves the batches with most rows until there are `count`; when all hold one row, repeats the first ones."""
     heap = [(-len(batch), number, batch) for number, batch in enumerate(batches)]
     heapq.heapify(heap)

@@ -27,8 +27,8 @@ from .varlen_layout import LayoutMaker
 
 EPOCH_COLUMN = "mask_epoch"
 EVALUATION_EPOCH = -1  # which no training epoch has
-MASK_SHARE = 0.8  # of chosen residues
-RANDOM_SHARE = 0.1  # of chosen residues; the rest stay as they are
+MASK_FRACTION = 0.8  # of chosen residues
+RANDOM_FRACTION = 0.1  # of chosen residues; the rest stay as they are
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
@@ -63,7 +63,7 @@ class MaskedLMCollator:
     Args:
         tokenizer: of one sequence or of a pair; needs a mask token.
         columns: the one column that holds the sequence, or the two of a pair. A pair is never cropped.
-        mlm_probability: share of residues that are predicted, above 0 and at most 1.
+        mlm_probability: fraction of residues that are predicted, above 0 and at most 1.
         seed: any integer.
         max_residues: longer sequences are cropped to as many; default: what the tokenizer takes.
 
@@ -114,17 +114,17 @@ class MaskedLMCollator:
         """
         (columns,) = self.columns.values()
         (tokenizer,) = self.tokenizers.values()
-        parts = [[row[column] for row in features] for column in columns]
-        keys = self._keys(features, list(zip(*parts)))
-        batch = tokenizer(*self._crop(parts, keys[:, 0]))
+        chains = [[row[column] for row in features] for column in columns]
+        keys = self._keys(features, list(zip(*chains)))
+        batch = tokenizer(*self._crop(chains, keys[:, 0]))
         is_residue = batch.pop("residue_mask").numpy()
         ids = batch["input_ids"].numpy()
         # In [0, 1), with the 53 bits that a float64 has.
         draws, treatment, letters = ((splitmix64(key, ids.shape[1]) >> np.uint64(11)) * 2.0**-53 for key in keys.T[1:])
         chosen = choose_residues(is_residue, draws, self.mlm_probability)
         batch["labels"] = torch.from_numpy(np.where(chosen, ids, UNKNOWN))
-        is_masked = chosen & (treatment < MASK_SHARE)
-        is_replaced = chosen & ~is_masked & (treatment < MASK_SHARE + RANDOM_SHARE)
+        is_masked = chosen & (treatment < MASK_FRACTION)
+        is_replaced = chosen & ~is_masked & (treatment < MASK_FRACTION + RANDOM_FRACTION)
         random = self._standard[(letters * len(self._standard)).astype(np.int64)]
         ids = np.where(is_masked, self.tokenizer.mask_token_id, np.where(is_replaced, random, ids))
         batch["input_ids"] = torch.from_numpy(ids)
@@ -136,31 +136,31 @@ class MaskedLMCollator:
         residues = np.array(row_lengths(dataset, self.columns), np.int64)
         return (np.minimum(residues, self.max_residues or residues) + tokenizer.template.num_special)[:, None]
 
-    def encode(self, name: str, *parts: Sequence[str]) -> dict[str, torch.Tensor]:
+    def encode(self, name: str, *chains: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes input `name` into `ResidueTokenizer`'s tensors, neither cropped nor masked."""
-        return self.tokenizers[name](*parts)
+        return self.tokenizers[name](*chains)
 
     def _keys(self, rows: Sequence[Mapping[str, Any]], sequences: Sequence[tuple[str, ...]]) -> np.ndarray:
         """Computes the seeds of a row's four streams, (n, 4) uint64."""
         epoch = int(self._epoch)
         digests = []
-        for row, parts in zip(rows, sequences):
-            text = f"{self.seed}\t{row.get(EPOCH_COLUMN, epoch)}\t{'|'.join(parts)}"
+        for row, chains in zip(rows, sequences):
+            text = f"{self.seed}\t{row.get(EPOCH_COLUMN, epoch)}\t{'|'.join(chains)}"
             digests.append(hashlib.blake2b(text.encode(), digest_size=32).digest())
         return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 4)
 
-    def _crop(self, parts: list[list[str]], seeds: np.ndarray) -> list[list[str]]:
+    def _crop(self, chains: list[list[str]], seeds: np.ndarray) -> list[list[str]]:
         limit = self.max_residues
-        longest = max(sum(map(len, row)) for row in zip(*parts))
+        longest = max(sum(map(len, row)) for row in zip(*chains))
         if limit is None or longest <= limit:
-            return parts
-        if len(parts) > 1:
+            return chains
+        if len(chains) > 1:
             raise DataError(
                 f"A pair has {longest} residues, above the limit of {limit}, and pairs are not cropped. Leave such "
                 "rows out (--too_long error --max_residues N --bad_rows drop), or cut them beforehand."
             )
-        starts = [int(seed) % max(1, len(sequence) - limit + 1) for sequence, seed in zip(parts[0], seeds)]
-        return [[sequence[start : start + limit] for sequence, start in zip(parts[0], starts)]]
+        starts = [int(seed) % max(1, len(sequence) - limit + 1) for sequence, seed in zip(chains[0], seeds)]
+        return [[sequence[start : start + limit] for sequence, start in zip(chains[0], starts)]]
 
 
 def choose_residues(is_residue: np.ndarray, draws: np.ndarray, probability: float) -> np.ndarray:
@@ -169,7 +169,7 @@ def choose_residues(is_residue: np.ndarray, draws: np.ndarray, probability: floa
     Args:
         is_residue: (n, tokens), bool; special tokens and padding are false.
         draws: (n, tokens), float64 in [0, 1).
-        probability: share to choose.
+        probability: fraction to choose.
 
     Returns:
         (n, tokens), bool.

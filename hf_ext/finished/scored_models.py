@@ -1,4 +1,4 @@
-"""Scores models, and CSVs of predictions, on labelled rows: what `hf-ext evaluate` does."""
+"""What `hf-ext evaluate` scores: models, and CSVs of predictions, and what they predict for labelled rows."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..arguments import PredictingArguments
 from ..baselines import columns_of
 from ..checkpoints import find_model, make_folder
-from ..data import DataArguments, LabelledArguments, SequenceCollator, TooLong, check_inputs
+from ..data import DataArguments, SequenceCollator, TooLong, check_inputs
 from ..errors import ArgumentError
-from ..evaluation import metrics_of, parse_requirements, raise_failed, unpack_labelled
+from ..evaluation import unpack_labelled
 from ..files import parse_json
 from ..labels import LABEL, LabelKind
 from ..property import (
-    RANKING_NOTE,
     EvaluateArguments,
     check_predictions,
     load_model,
     predicting,
     read_predictions,
-    scored_names,
-    training_arguments,
 )
-from ..reporting import RunRecord, describe_unread, from_json, write_json
-from ..text import LOGGER, start_run_log
+from ..reporting import RunRecord, describe_unread, from_json
+from ..text import LOGGER
 from ..training_args import FastTrainingArguments
-from .comparing import LabelledRows, compare, describe, describe_unmet, load_labelled, load_test
+from .comparing import LabelledRows
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class ScoredModel:
     @property
     def is_scale_free(self) -> bool:
         """Whether it predicts an order only (a ranking loss)."""
-        return self.collator is not None and _read_json(self.path / "config.json").get("loss") == "ranking"
+        return self.collator is not None and read_json(self.path / "config.json").get("loss") == "ranking"
 
     @property
     def kind(self) -> LabelKind | None:
@@ -90,59 +86,6 @@ class ScoredModel:
         return kind.to_predictions(check_predictions(unpack_labelled(output, kind)[0]))
 
 
-def evaluate_models(
-    own: EvaluateArguments, labelled: LabelledArguments, computing: PredictingArguments, explicit: Collection[str]
-) -> dict[str, Any]:
-    """Scores all models on the same rows; returns what the JSON holds.
-
-    Args:
-        own, labelled, computing: the command line.
-        explicit: names of the arguments that the user set.
-
-    Raises:
-        ArgumentError, DataError: what cannot be scored.
-        RequirementsFailed: a score is not as required; everything was said and written before.
-    """
-    data_args = DataArguments(**vars(labelled))
-    output = find_output(own.output)
-    log = start_run_log(None)
-    models = find_models(own.models, labelled.too_long if "too_long" in explicit else None, labelled.max_residues)
-    if own.test_of is None:
-        take_from_training(models, own, data_args, explicit)
-        rows = load_labelled(data_args, own.binder_threshold, find_common_kind(models))
-    else:
-        names = {one.name for one in dataclasses.fields(LabelledArguments)} - {"too_long"}
-        if given := sorted(names & {*explicit}):
-            raise ArgumentError(f"--test_of has rows and columns of its own: leave out --{', --'.join(given)}.")
-        rows = load_test(own.test_of, data_args, own, explicit)
-    kind = rows.kind
-    find_common_kind([*models, rows])
-    requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
-    decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
-    metric = own.metric or decides
-    if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
-        raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
-    args = training_arguments(computing, explicit, seed=own.seed)
-    predictions = {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models}
-    if kind.per_residue:
-        predictions, rows = cut_behind(predictions, rows)
-    found = compare(
-        predictions,
-        rows,
-        metric=metric,
-        requirements=requirements,
-        seed=own.seed,
-    )
-    found["notes"] += [f"{one.name}: {RANKING_NOTE}" for one in models if one.is_scale_free]
-    log.info("\n%s\n", describe(found))
-    result = {"models": {one.name: str(one.path) for one in models}, "seed": own.seed, **found}
-    if output:
-        write_json(output, result)
-        log.info("All numbers are in %s.", output)
-    raise_failed(describe_unmet(found), f"All scores are in {output}." if output else "All scores stand above.")
-    return result
-
-
 def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[str, Any], LabelledRows]:
     """Cuts off predictions and labels of residues behind what some model has read."""
     longest = min(max(map(len, one)) for one in predictions.values())
@@ -154,9 +97,7 @@ def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[st
     return predictions, rows
 
 
-def find_models(
-    given: Sequence[str], too_long: TooLong | None = None, max_residues: int | None = None
-) -> list[ScoredModel]:
+def find_models(given: Sequence[str], too_long: TooLong | None, max_residues: int | None) -> list[ScoredModel]:
     """Finds what the user named: model folders, Hub ids, CSVs of predictions.
 
     Args:
@@ -210,7 +151,7 @@ def take_from_training(
         needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
         data_args.missing_chains = [column for column in data_args.sequence_columns if column not in needed]
     files = (one.path / "all_results.json" for one in models)
-    settings = next(filter(None, (from_json(RunRecord, _read_json(file), file).settings for file in files)), {})
+    settings = next(filter(None, (from_json(RunRecord, read_json(file), file).settings for file in files)), {})
     taken = []
     for name, owner in (("label_column", data_args), ("binder_threshold", own)):
         value = settings.get(name)
@@ -226,13 +167,13 @@ def find_output(name: str | None) -> Path | None:
     if name is None:
         return None
     path = Path(name).expanduser()
-    if path.exists() and _read_json(path).get("task") != "evaluation":
+    if path.exists() and read_json(path).get("task") != "evaluation":
         raise ArgumentError(f"--output {name!r} is there and was not written by hf-ext evaluate. Name another file.")
     make_folder(path.parent, "--output")
     return path
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Reads a file; nothing where it is no JSON object."""
     try:
         found = parse_json(path.read_bytes())

@@ -1,0 +1,81 @@
+"""Checks that each encoder's vocabulary and length limit fit the data, before anything is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+from ...errors import DataError
+from ..columns import read_columns
+from .tokenization import NO_LIMIT
+
+STREAM_CHECK_ROWS = 1000
+MAX_LISTED = 10  # rows in a message
+
+
+def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, Any]]:
+    """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
+
+    Args:
+        collator: `SequenceCollator` or `MaskedLMCollator`.
+        splits: name -> rows; of a stream the first `STREAM_CHECK_ROWS` stand for all.
+        source: where the rows are from, for messages.
+
+    Returns:
+        Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`, a sentence
+        that says by what, how many sequences and rows, and how much is lost.
+
+    Raises:
+        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
+            first ones with file row and length.
+    """
+    report = {}
+    for name, columns in collator.columns.items():
+        counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
+        tokenizer = collator.tokenizers[name]
+        unknown = tokenizer.check_contract([chain for row in counts for chain in row], name)
+        lengths = {row: sum(map(len, row)) for row in counts}
+        limit = tokenizer.max_residues or NO_LIMIT
+        above = {row: length for row, length in lengths.items() if length > limit}
+        report[name] = {"unknown_share": unknown, "longest": max(lengths.values())}
+        if above:
+            try:
+                collator.encode(name, *zip(max(above.items(), key=itemgetter(1))[0]))  # raises unless allowed
+            except DataError as error:
+                rows_above = _list_long(splits, columns, limit, source)
+                raise DataError(f"{error}\n{rows_above}") from error
+            lost = sum((length - limit) * counts[row] for row, length in above.items())
+            share = lost / sum(length * counts[row] for row, length in lengths.items())
+            rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"
+            report[name]["cut"] = (
+                f"longer than the {limit:,} residues that {tokenizer.limited_by}: {len(above):,} of {len(counts):,} "
+                f"sequences ({rows}). {collator.CUT}; {lost:,} residues, {share:.2%} of all, are not read. Instead: "
+                "cut them into domains, take an encoder for longer ones, or refuse them with --too_long error."
+            )
+    return report
+
+
+def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
+    """Lists rows above the limit: how many, and the first ones."""
+    found = []
+    for split_name, split in splits.items():
+        rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
+        for number, row in enumerate(rows, 1):
+            length = sum(len(row[column]) for column in columns)
+            if length > limit:
+                found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
+    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
+    return (
+        f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
+        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --too_long error --max_residues N "
+        "--bad_rows drop, N per column."
+    )
+
+
+def _read_rows(split: Any, columns: Sequence[str]) -> Iterable[Any]:
+    if hasattr(split, "__len__"):
+        return read_columns(split, columns)
+    return (tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))
