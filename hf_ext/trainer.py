@@ -37,6 +37,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from .checkpoints import CheckpointStore, Sizes, hold_folders, load_weights
 from .data import RepeatedRows
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
+from .files import Json, StrPath
 from .hub import HubError
 from .models import replaced
 from .parts import Parts, make_parts
@@ -467,7 +468,7 @@ class FastTrainer(Trainer):
         if self.args.should_save:
             self._ext_parts.exporter.save_companions(folder)
 
-    def save_merged(self, folder: str | os.PathLike[str]) -> None:
+    def save_merged(self, folder: StrPath) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
 
         `trainer.model` keeps its adapters. Predictions are the same up to rounding. Cost: memory for a second copy.
@@ -594,7 +595,7 @@ class FastTrainer(Trainer):
         autocast = self.accelerator.autocast
         return encode_sequences(self.model, self.data_collator, name, sequences, device, autocast)
 
-    def embedding_key(self, name: str) -> dict[str, Any]:
+    def embedding_key(self, name: str) -> Json:
         """Returns everything that decides the value of all embeddings of input `name`.
 
         How long ones are cut is known apart.
@@ -639,12 +640,12 @@ class FastTrainer(Trainer):
         return self._ext_parts.run_clock
 
     @property
-    def stopping_decisions(self) -> list[dict[str, Any]]:
+    def stopping_decisions(self) -> list[Json]:
         """Those of early stopping."""
         return self._ext_parts.early_stopping.decisions
 
     @property
-    def collapse_alarms(self) -> list[dict[str, Any]]:
+    def collapse_alarms(self) -> list[Json]:
         """Every alarm said while training."""
         return self._ext_parts.collapse_alarm.alarms
 

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..arguments import training_names
 from ..data import compare_fingerprints, fingerprint
 from ..errors import ArgumentError, CheckpointError
 from ..evaluation import RowMetrics
+from ..files import Facts, Json, StrPath
 from ..models import unwrap_peft
 from .free_to_differ import FREE_TO_DIFFER
 from .manifest import CHECKPOINT_NAME, read_stored
@@ -80,9 +80,7 @@ class Described(Protocol):
         """Returns what scores evaluations, a `RowMetrics` perhaps."""
 
 
-def describe_run(
-    run: Described, held_out: Mapping[str, Any], written_by: str, speedups: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def describe_run(run: Described, held_out: Facts, written_by: str, speedups: Mapping[str, Facts]) -> Json:
     """Describes a run: the facts for the manifest of its checkpoints and for `compare_runs`.
 
     Call it at the same point of every run: after the plan was applied, before training begins.
@@ -117,7 +115,7 @@ def describe_run(
     return _as_json(facts)
 
 
-def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+def _compared_arguments(args: TrainingArguments) -> Json:
     """Returns their values by name; those of `accelerator_config` by `accelerator_config.NAME`."""
     names = {spec.name for spec in dataclasses.fields(args)} | training_names()
     values = {name: getattr(args, name) for name in sorted(names) if not name.endswith(SECRETS)}
@@ -140,7 +138,7 @@ def _to_json(value: object) -> object:
     return type(value).__qualname__
 
 
-def _describe_model(model: nn.Module) -> dict[str, Any]:
+def _describe_model(model: nn.Module) -> Json:
     inner = unwrap_peft(model)
     config: Any = getattr(inner, "config", None)
     adapters = getattr(model, "peft_config", None) or {}
@@ -176,9 +174,9 @@ def _identity(spec: Any) -> str:
     return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{spec.revision}"
 
 
-def _describe_collator(collator: object) -> dict[str, Any]:
+def _describe_collator(collator: object) -> Json:
     """Describes class and settings: plain public attributes, the columns, and what its tokenizers make of residues."""
-    facts: dict[str, Any] = {"class": getattr(collator, "__qualname__", type(collator).__qualname__)}
+    facts: Json = {"class": getattr(collator, "__qualname__", type(collator).__qualname__)}
     for name, value in getattr(collator, "__dict__", {}).items():
         if not name.startswith("_") and (name == "columns" or isinstance(value, bool | int | float | str | None)):
             facts[name] = value
@@ -203,7 +201,7 @@ class Changes(NamedTuple):
     allowed: set[str]
 
 
-def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str] = ()) -> Changes:
+def compare_runs(old: Facts, new: Facts, allowed: Sequence[str] = ()) -> Changes:
     """Compares the facts of a checkpoint's run with those of this one, in what both have.
 
     Args:
@@ -223,7 +221,7 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
     return Changes([text for text, name in found if name not in passed], passed)
 
 
-def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) -> None:
+def refuse(checkpoint: StrPath, contradictions: Sequence[str]) -> None:
     """Raises CheckpointError if there are any."""
     if contradictions:
         listed = "\n  ".join(contradictions)
@@ -257,7 +255,7 @@ def refuse_asked(args: Any) -> None:
         refuse(stored.path, compare_runs({"arguments": before}, {"arguments": now}, args.allow_changed).contradictions)
 
 
-def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _find_differences(old: Facts, new: Facts) -> Iterator[Difference]:
     both = old.keys() & new.keys()
     if "arguments" in both:
         yield from _compare_arguments(old["arguments"], new["arguments"])
@@ -291,14 +289,14 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
         yield text, NEVER
 
 
-def _compare_rows(place: str, group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_rows(place: str, group: str, old: Facts, new: Facts) -> Iterator[Difference]:
     differences, untold = compare_fingerprints(old, new)
     yield from ((f"{place}: {text}", group) for text in differences)
     for text in untold:
         logger.info("%s: %s", place, text)
 
 
-def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_arguments(before: Facts, now: Facts) -> Iterator[Difference]:
     idle = set(STEP_SIZE)  # compared as what they make together
     if min(before.get("max_steps", -1), now.get("max_steps", -1)) > 0:
         idle.add("num_train_epochs")
@@ -323,7 +321,7 @@ def _compare_values(name: str, one: Any, other: Any) -> Iterator[str]:
             yield _line(place, before.get(place), now.get(place))
 
 
-def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_steps(old: Facts, new: Facts) -> Iterator[Difference]:
     """Yields differences unless every optimizer step takes the same rows.
 
     Batch size, accumulation and processes may differ.
@@ -339,7 +337,7 @@ def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[D
             yield _line(name, one, other) + hint, name if name in STEP_SIZE else "world_size"
 
 
-def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
+def _step_size(facts: Facts) -> tuple[str, int]:
     """Describes the rows of a step: where it is equal, two runs take the same rows in the same order."""
     arguments = facts["arguments"]
     num_batches = arguments["gradient_accumulation_steps"] * facts["world_size"]

@@ -13,6 +13,7 @@ import torch
 
 from ..data import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
+from ..files import StrPath
 from ..pretrained import fetch_folder, reading
 from .manifest import Manifest, check_files, hash_file
 
@@ -34,7 +35,7 @@ _FILES = [
 logger = logging.getLogger(__name__)
 
 
-def write_model_manifest(folder: str | os.PathLike[str], step: int = 0, epoch: float = 0.0) -> None:
+def write_model_manifest(folder: StrPath, step: int = 0, epoch: float = 0.0) -> None:
     """Writes `model_manifest.json`: size and sha256 of what loading reads, not of card, report or records.
 
     Raises:
@@ -46,7 +47,7 @@ def write_model_manifest(folder: str | os.PathLike[str], step: int = 0, epoch: f
     Manifest("", step, epoch, {}, files).write(folder, MODEL_MANIFEST)
 
 
-def check_model(folder: str | os.PathLike[str]) -> None:
+def check_model(folder: StrPath) -> None:
     """Refuses a folder whose files are not those of its manifest; one without a manifest is named in the log.
 
     Raises:
@@ -69,7 +70,7 @@ def check_model(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def open_model(cls: Any, folder: str | os.PathLike[str]) -> Any:
+def open_model(cls: Any, folder: StrPath) -> Any:
     """Opens the model of class `cls` in a folder, from safetensors, verified by its manifest, with finite weights.
 
     Args:
@@ -87,7 +88,7 @@ def open_model(cls: Any, folder: str | os.PathLike[str]) -> Any:
     return opened
 
 
-def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
+def check_finite(folder: StrPath, tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuses a loaded model that would answer every question with NaN.
 
     Args:

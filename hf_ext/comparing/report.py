@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..files import Facts
 from ..text import MISSING, NOT_MEASURED, format_markdown_table, rounded, seconds, share
 
 
-def format_comparison(result: Mapping[str, Any]) -> str:
+def format_comparison(result: Facts) -> str:
     """Formats the whole report; sections that have nothing to say are left out."""
     lines = [f"# {result['optimized']} against {', '.join(result['against'])}", ""]
     lines += [
@@ -26,7 +27,7 @@ def format_comparison(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sides_table(result: Mapping[str, Any]) -> str:
+def _sides_table(result: Facts) -> str:
     named = "real residues" if result["unit"] == "residues" else result["unit"]
     headers = ["side", f"{named} / s", "peak GiB", "waiting for data", "before step 1", "an epoch", "whole run"]
     headers += ["sequences / step", "final loss", result["metric"]]
@@ -48,7 +49,7 @@ def _sides_table(result: Mapping[str, Any]) -> str:
     return format_markdown_table(rows, headers)
 
 
-def _pair_text(result: Mapping[str, Any], name: str, pair: Mapping[str, Any]) -> str:
+def _pair_text(result: Facts, name: str, pair: Facts) -> str:
     text = f"- **{result['optimized']} / {name}: {_interval_text(pair['ratio'], '{:.2f}x')}** in {result['unit']} per "
     text += f"second. Final training loss: {_interval_text(pair['loss'], '{:+.4g}')}. "
     text += f"{result['metric']}: by {_interval_text(pair['metric_drop'], '{:+.4g}')} worse (below 0: better). "
@@ -58,7 +59,7 @@ def _pair_text(result: Mapping[str, Any], name: str, pair: Mapping[str, Any]) ->
     return text + f"Sequences per optimizer step DIFFER ({counts[0]:g} against {counts[1]:g}): losses by step do too."
 
 
-def _ablation_text(row: Mapping[str, Any]) -> str:
+def _ablation_text(row: Facts) -> str:
     measured = f"{_interval_text(row['ratio'], '{:.2f}x')}, " if row["ratio"] else ""
     return f"- {row['speedup']}: {measured}{row['verdict']}"
 

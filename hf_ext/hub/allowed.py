@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..checkpoints import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
 from ..errors import ArgumentError
+from ..files import StrPath
 
 CARD = "README.md"
 
@@ -27,7 +28,7 @@ _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access 
 logger = logging.getLogger(__name__)
 
 
-def model_files(folder: str | os.PathLike[str]) -> Files:
+def model_files(folder: StrPath) -> Files:
     """Lists the files of a model folder that may leave this machine: those known to be needed, and no others.
 
     Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the manifest of these,

@@ -12,6 +12,7 @@ from transformers import EvalPrediction
 
 from ..data import RARE, STANDARD, UNKNOWN_RESIDUE, MaskedLMCollator, read_columns
 from ..evaluation import MODEL, judge
+from ..files import Json
 from ..labels import UNKNOWN
 from ..tasks import check_scored
 from ..text import format_table
@@ -90,7 +91,7 @@ class UnigramBaseline:
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
-def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
+def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBaseline) -> Json:
     """Scores of model and baseline on a split, on the same masked residues.
 
     Returns:
@@ -111,7 +112,7 @@ def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBas
     return {"verdict": verdict, name: scores}
 
 
-def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:
+def format_scores(verdict: Json, scores: Json) -> str:
     """Formats a verdict, and the scores of each predictor as a table."""
     rows = [[predictor, *(values[key] for key in SCORES)] for predictor, values in scores.items()]
     return f"{verdict['text']}\n\n{format_table(rows, ['', *SCORES])}"

@@ -39,6 +39,7 @@ from ..data import (
 )
 from ..errors import ArgumentError, DataError
 from ..evaluation import check_requirements, parse_requirements
+from ..files import Json
 from ..models import check_family, limit_of_positions, load_tokenizer, require_base
 from ..pretrained import reading
 from ..reporting import summarize_data
@@ -49,7 +50,7 @@ from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metric
 
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
-ESM2: dict[str, Any] = {  # of EsmConfig, what ESM-2 has in all sizes
+ESM2: Json = {  # of EsmConfig, what ESM-2 has in all sizes
     "vocab_size": len(ESM_VOCABULARY),
     "pad_token_id": ESM_VOCABULARY.index("<pad>"),
     "mask_token_id": ESM_VOCABULARY.index("<mask>"),
@@ -289,7 +290,7 @@ def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMData) -> Json:
     """Scores test, or validation where there is no test, beside the frequencies of residues in training."""
     facts = {"data": with_absolute_path(data.loaded.report, "source")}
     name = next((name for name in ("test", "validation") if name in data.splits), None)

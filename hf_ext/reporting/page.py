@@ -5,11 +5,12 @@ Everything in it is plain text: what a user named can be no markup, because noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..errors import DataError
+from ..files import Facts
 from ..text import NOT_MEASURED
 from .charts import Chart
 from .record import Frozen
@@ -113,7 +114,7 @@ class Page(Frozen):
     subject: str = ""
     use: Sequence[str] = ()
     loading: Sequence[Block] = ()
-    bases: Sequence[Mapping[str, Any]] = ()
+    bases: Sequence[Facts] = ()
     needs_bases: bool = False
     scores: Sequence[Sequence[Any]] = ()
     split: str = "test"
@@ -130,7 +131,7 @@ def page_record(page: Page) -> dict[str, Any]:
     return {"format": FORMAT, **asdict(page)}
 
 
-def read_page(record: Mapping[str, Any]) -> Page:
+def read_page(record: Facts) -> Page:
     """Reads the page of such a record.
 
     Raises:
@@ -149,5 +150,5 @@ def read_page(record: Mapping[str, Any]) -> Page:
         ) from error
 
 
-def _read_block(record: Mapping[str, Any]) -> Block:
+def _read_block(record: Facts) -> Block:
     return _RECORDED[record["kind"]](**record)

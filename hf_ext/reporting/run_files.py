@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import parse_json, read_cell
+from ..files import Json, StrPath, parse_json, read_cell
 from . import page
 from .record import FORMAT, PlanRecord, Read, RunRecord, StateRecord, from_json
 
@@ -50,7 +49,7 @@ class RunFiles:
         return name if (self.folder / name).is_file() else ""
 
 
-def read_run(folder: str | os.PathLike[str]) -> RunFiles:
+def read_run(folder: StrPath) -> RunFiles:
     """Reads `all_results.json`, and `plan.json`, `trainer_state.json` and `predictions.csv` where they are.
 
     Raises:
@@ -90,7 +89,7 @@ def read_record(kind: type[Read], path: Path) -> Read:
     return from_json(kind, read_object(path), path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> Json:
     """Reads the object in a file; empty where there is no file.
 
     Raises:

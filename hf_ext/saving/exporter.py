@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 
 from ..checkpoints import export_bytes, save_checkpoint_weights, save_weights, write_model_manifest
 from ..errors import ArgumentError, DiskFailure
-from ..files import describe_failure, follow_umask, is_disk_failure, write_text
+from ..files import StrPath, describe_failure, follow_umask, is_disk_failure, write_text
 from ..models import merged_copy
 from ..training import Backend, Host
 
 EXPORT_STAGING = ".staging-model"
 
-Folder = str | os.PathLike[str]
+Folder = StrPath
 
 
 class Exporter:

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -16,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..checkpoints import PROGRESS, STEP_SIZE, Stored, check_unlisted, compare_runs, describe_run, read_json, refuse
 from ..errors import CheckpointError
+from ..files import Json
 from ..plan import Plan
 from ..processes import do_on_main
 from ..training import Backend, Carried, Host, name_evaluation_sets
@@ -49,7 +49,7 @@ class Resumed:
     folder: Path
     stored: Stored | None = None
     allowed: Collection[str] = ()
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: Json = field(default_factory=dict)
     is_own: bool = False
 
 
@@ -83,9 +83,9 @@ class Resumer:
         self._carried = carried
         self.resumed: Resumed | None = None
         self.why_not_again: str | None = None
-        self._made: list[dict[str, Any]] = []
+        self._made: list[Json] = []
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Returns the facts of the run, see `describe_run`."""
         held_out = {**name_evaluation_sets(self._trainer.eval_dataset), "test": self._trainer.test_dataset}
         return describe_run(self._trainer, held_out, self._backend.written_by, self._plan.compared())
@@ -174,7 +174,7 @@ class Resumer:
                 "run from its weights (--model_name_or_path)."
             )
 
-    def _compare(self, stored: Stored, facts: dict[str, Any]) -> Resumed:
+    def _compare(self, stored: Stored, facts: Json) -> Resumed:
         """Compares this run with the checkpoint's, and takes over its identity."""
         trainer = self._trainer
         store = self._saver.store

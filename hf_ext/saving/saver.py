@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -20,7 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..checkpoints import PROGRESS, CheckpointStore, MirroredStore, check_unlisted, local_folder, not_finite
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
-from ..files import describe_failure
+from ..files import Json, describe_failure
 from ..models import is_from
 from ..processes import Team, own_part
 from ..training import Backend, Carried, Host, Stopper, find_override
@@ -71,7 +70,7 @@ class Saver:
         self.saved_step: int | None = None
         self.staging_root: str | None = None
         self._folders: tuple[str, str | None] = ("", None)
-        self._facts: dict[str, Any] = {}
+        self._facts: Json = {}
         self._num_failures = 0
         self._unlogged: list[float] = []  # of each process, the loss since the last log
         self._begun: tuple[int, float, Future | None] | None = None  # step, when, and the commit on the main process
@@ -91,7 +90,7 @@ class Saver:
             self.store: CheckpointStore = stored or CheckpointStore(output)
             self.retention = self._keep(self.store)
 
-    def begin_run(self, facts: dict[str, Any], saved_step: int | None, best_step: int | None) -> None:
+    def begin_run(self, facts: Json, saved_step: int | None, best_step: int | None) -> None:
         """Starts another run, or the same one continued.
 
         Args:
@@ -194,7 +193,7 @@ class Saver:
             state.best_model_checkpoint = str(path)
         if self._team.writes:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
-            progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
+            progress: Json = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
             progress["losses"] = {"unlogged": self._unlogged, "last_logged_step": trainer._globalstep_last_logged}
             progress |= {part.name: part.state() for part in self._carried}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")

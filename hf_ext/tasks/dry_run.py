@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from ..data import DataArguments, check_inputs, is_on_hub, read_columns
 from ..errors import HfExtError
+from ..files import Facts, Json
 from ..memory import WEIGHT_BYTES
 from ..models import EncoderSpec, Training, build_encoder, wrap_with_lora
 from ..plan import Plan
@@ -165,9 +166,7 @@ class Stage:
         return sum(self.lengths.longest.values())
 
 
-def read_lengths(
-    splits: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], limits: Mapping[str, int | None]
-) -> RowLengths:
+def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Mapping[str, int | None]) -> RowLengths:
     """Reads lengths of the rows of `splits`, of a stream of its first `STREAM_ROWS`. Cost: one pass over the columns.
 
     Args:
@@ -207,7 +206,7 @@ class DryRun:
     subject: str = ""
     is_demo: bool = False
     encoder_flag: str = ""
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Json = field(default_factory=dict)
     describe: Callable[[], str] | None = None
     measure: str = ""
     stages: list[Stage] = field(default_factory=list)
@@ -236,7 +235,7 @@ class DryRun:
         self,
         names: Iterable[str | None],
         inputs: Mapping[str, Sequence[str]],
-        splits: Mapping[str, Any],
+        splits: Facts,
         data_args: DataArguments,
         build_collator: Callable[[], Any],
         max_length: int | None = None,
@@ -317,7 +316,7 @@ def _is_at_hand(source: str | None) -> bool:
     return any(isinstance(file, str) for file in files)
 
 
-def _make_layer(config: dict[str, Any], length: int, device: str, num: int) -> Step | None:
+def _make_layer(config: Json, length: int, device: str, num: int) -> Step | None:
     if num > 1 and num * length > (CPU_TOKENS_PER_BATCH if device == "cpu" else GPU_TOKENS_PER_BATCH):
         return None
     layers = "num_layers" if "num_layers" in config else "num_hidden_layers"

@@ -23,6 +23,7 @@ from ..evaluation import (
     Summed,
     metrics_of,
 )
+from ..files import Json
 from ..processes import Team
 from ..text import less_is_better
 from ..training_args import FastTrainingArguments
@@ -88,11 +89,11 @@ class EarlyStopping:
     def __init__(self, trainer: Host, team: Team):
         self._trainer = trainer
         self._team = team
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions: list[Json] = []
         self._metric: str | None = None  # what is looked at, of the evaluation set of this name, "" of the only one
         self._set = ""
         self._rule: StoppingRule | None = None
-        self._stored_rule: dict[str, Any] | None = None  # until the first evaluation has shown its rows
+        self._stored_rule: Json | None = None  # until the first evaluation has shown its rows
         if trainer.args.early_stopping_patience is not None:
             self._metric, self._set = choose_metric(trainer.args, trainer.eval_dataset, trainer.compute_metrics)
 
@@ -151,14 +152,14 @@ class EarlyStopping:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns what was decided, and what a resumed run compares with."""
         if self._metric is None:
             return None
         rule = self._stored_rule if self._rule is None else self._rule.state_dict()
         return {"rule": rule, "decisions": self.decisions}
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Restores the run that gave this state; afresh without one. One that had stopped needs more patience."""
         self._rule = None
         self._stored_rule, self.decisions = (tree["rule"], tree["decisions"]) if tree and self._metric else (None, [])
@@ -314,7 +315,7 @@ class CollapseAlarm:
 
     def __init__(self, trainer: Host):
         self._trainer = trainer
-        self.alarms: list[dict[str, Any]] = []
+        self.alarms: list[Json] = []
         self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold
 
     def see(self, evaluation: Evaluation) -> dict[str, float]:
@@ -342,10 +343,10 @@ class CollapseAlarm:
         spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
         return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns what was said, for a checkpoint; None where nothing was looked at."""
         return {"alarms": self.alarms, "said": self._said} if self._said else None
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Restores what the run was that gave this state; afresh without one."""
         self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})

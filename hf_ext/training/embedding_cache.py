@@ -36,6 +36,7 @@ from ..embeddings import (
     make_table,
 )
 from ..errors import CacheError, DataError
+from ..files import Facts, Json
 from ..hardware import detect_hardware
 from ..models import AffinityModel, identify_encoder, in_float32, read_matmul_precision
 from ..processes import Team
@@ -89,7 +90,7 @@ class EmbeddingHost(Host, Protocol):
     def embed_dataset(self, dataset: Rows) -> Embedded:
         """Does what `FastTrainer`'s does."""
 
-    def embedding_key(self, name: str) -> dict[str, Any]:
+    def embedding_key(self, name: str) -> Json:
         """Does what `FastTrainer`'s does."""
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
@@ -115,7 +116,7 @@ class EmbeddingCache:
         self._backend = backend
         self._planned = planned
         self.is_on = planned.applied("embedding_cache")
-        self._settings: Mapping[str, Any] = planned.plan["embedding_cache"].settings if self.is_on else {}
+        self._settings: Facts = planned.plan["embedding_cache"].settings if self.is_on else {}
         self._embedded: dict[int, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
@@ -215,7 +216,7 @@ class EmbeddingCache:
             blocks = [encode_finite(encode, exactly, batch)[0] for batch in batches]
         return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
-    def key(self, name: str) -> dict[str, Any]:
+    def key(self, name: str) -> Json:
         """Returns all that decides the value of embeddings of input `name`; how long ones are cut is known apart."""
         model = self._trainer.model
         collator = self._trainer.data_collator

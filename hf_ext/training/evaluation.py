@@ -18,6 +18,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation import ChosenRows, choose_rows
+from ..files import Json
 from ..models import replaced
 from ..processes import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
@@ -108,11 +109,11 @@ class Evaluator(TrainerCallback):
 
     # --- counts, for checkpoints -----------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns how often each set was looked at, and what the best model so far scored on its subset."""
         return {"num_evaluations": self._num_evaluations, "best": self._best_on_subset}
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Goes on from these; None: as before the first evaluation."""
         tree = tree or {"num_evaluations": {}, "best": None}
         self._num_evaluations: dict[str, int] = tree["num_evaluations"]  # of each set

@@ -16,9 +16,10 @@ from transformers import EvalPrediction, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..files import Facts, Json
 from ..training_args import FastTrainingArguments
 
-Rows: TypeAlias = datasets.Dataset | Dataset | Sequence[Mapping[str, Any]]
+Rows: TypeAlias = datasets.Dataset | Dataset | Sequence[Facts]
 
 
 class Host(Protocol):
@@ -75,14 +76,14 @@ class Carried(Protocol):
 
     name: str
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns what to store, JSON-able; None where there is nothing."""
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Goes on from what `state` returned; None: as before the first step."""
 
 
-def name_evaluation_sets(eval_dataset: object) -> dict[str, Any]:
+def name_evaluation_sets(eval_dataset: object) -> Json:
     """Returns evaluation sets by the prefix of their metrics."""
     several = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
     return {"eval" if name == "" else f"eval_{name}": rows for name, rows in several.items()}

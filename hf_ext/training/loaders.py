@@ -36,6 +36,7 @@ from ..data import (
     row_lengths,
 )
 from ..errors import ArgumentError, DataError, DataWorkerDied
+from ..files import Json
 from ..models import replaced
 from .host import Host, Rows
 from .overrides import find_override
@@ -280,11 +281,11 @@ class Loaders(TrainerCallback):
         if trainer.args.process_index >= even.world_size - even.num_repeated:
             batches[-1] = RepeatedRows(batches[-1])
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return None if self._stream is None else self._stream.state_dict(self._num_batches)
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Continues from the position in the checkpoint that the run continues.
 
         Where that did not say it, Trainer reads and drops what it has seen; with `ignore_data_skip` the first row comes
