@@ -689,13 +689,11 @@ class Events(TrainerCallback):
         self._trainer.checkpoints.begin_copies(retention.best_step())
         retention.check()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(self, *event: object, **kwargs: object) -> None:
         """Finishes a checkpoint that has its name, once all others had to write stands there; does not wait."""
         self._trainer._ext_parts.saver.finish(waits=False)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, *event: object, **kwargs: object) -> None:
         """Finishes the checkpoint under way: after one optimizer step at most it is whole."""
         self._trainer._ext_parts.saver.finish()
 

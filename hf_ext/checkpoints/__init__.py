@@ -7,13 +7,13 @@ from ..faces import offer
 if TYPE_CHECKING:
     from .compare import STEP_SIZE, compare_runs, describe_run, refuse, refuse_asked
     from .finished_model import (
-        CONFIG,
         MODEL_MANIFEST,
-        TOKENIZER,
+        PART,
         WEIGHTS,
         check_finite,
         check_model,
         find_model,
+        list_files,
         not_finite,
         open_model,
         write_model_manifest,

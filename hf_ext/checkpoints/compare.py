@@ -51,6 +51,7 @@ _NO_SHAPE = frozenset(
     pad_token_id bos_token_id eos_token_id modules_to_save
     """.split()  # noqa: SIM905  readable as a paragraph
 )
+MAX_SHOWN = 120  # characters of a value
 NEVER = ""  # names what no word in `allow_changed` lets pass
 # What differs, as a line, and the word in `allow_changed` that lets it pass.
 Difference = tuple[str, str]
@@ -362,6 +363,6 @@ def _line(name: str, one: object, other: object) -> str:
     return f"{name}: {_short(one)} in the checkpoint, {_short(other)} now"
 
 
-def _short(value: object, limit: int = 120) -> str:
+def _short(value: object) -> str:
     text = str(value) or "''"
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

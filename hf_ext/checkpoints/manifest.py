@@ -62,7 +62,8 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for name in self.files:
-            if not is_plain(name):
+            # Relative, with `/`, and inside its folder.
+            if {"", ".", ".."} & set(name.split("/")) or {"\\", "\0"} & set(name):
                 raise CheckpointError(
                     f"File name {name!r}: expected a plain path inside the checkpoint, such as 'a/b.json'."
                 )
@@ -103,11 +104,6 @@ class Manifest:
         body = json.loads(json.dumps(asdict(self)))  # as it will be read: keys are str
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).hexdigest()
         return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n"
-
-
-def is_plain(name: str) -> bool:
-    """Returns whether `name` is a relative path, with `/`, that stays inside its folder."""
-    return not {"", ".", ".."} & set(name.split("/")) and not {"\\", "\0"} & set(name)
 
 
 def read_json(path: Path) -> Json:

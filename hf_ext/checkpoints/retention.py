@@ -108,7 +108,7 @@ def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: 
 
 
 def steps_for_room(
-    entries: Sequence[Entry], excess_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool = False
+    entries: Sequence[Entry], excess_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool
 ) -> list[int] | None:
     """Steps to delete before a checkpoint is written, so that `excess_bytes` are free; None where that cannot be.
 

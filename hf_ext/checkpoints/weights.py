@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from peft import PeftModel
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
@@ -43,6 +43,7 @@ HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 # Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
 # not, they are small, and would hash differently under every seed; so they are stored.
 BESIDE_BASE = re.compile(r"(^|\.)(lora_\w+|contact_head|pooler|original_module)\.")
+Tensors = dict[str, Tensor]  # by name
 _ROUNDED = (torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 
 
@@ -67,7 +68,7 @@ def read_base(model: nn.Module) -> dict[str, Any]:
     return {"name_or_path": str(getattr(base, "name_or_path", "") or ""), "revision": revision}
 
 
-def frozen_entries(model: nn.Module) -> dict[str, torch.Tensor]:
+def frozen_entries(model: nn.Module) -> Tensors:
     """Returns entries of the state dict that never train, by name.
 
     Layers in 8 or 4 bits by what they were made from.
@@ -77,7 +78,7 @@ def frozen_entries(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
 
 
-def stored_entries(model: nn.Module) -> dict[str, torch.Tensor]:
+def stored_entries(model: nn.Module) -> Tensors:
     """Returns the others: what `trainable.safetensors` holds."""
     frozen = frozen_entries(model)
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in frozen}
@@ -86,9 +87,7 @@ def stored_entries(model: nn.Module) -> dict[str, torch.Tensor]:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def save_weights(
-    model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
-) -> None:
+def save_weights(model: PreTrainedModel | PeftModel, folder: Path, state_dict: Tensors | None = None) -> None:
     """Writes all weights and the configuration of a `PreTrainedModel` or `PeftModel`, as for a model folder.
 
     Args:
@@ -104,7 +103,7 @@ def save_weights(
 
 
 def save_checkpoint_weights(
-    model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
+    model: PreTrainedModel | PeftModel, folder: Path, state_dict: Tensors | None = None
 ) -> None:
     """Saves the same for a checkpoint: without what is frozen, of which it holds the hash; see this module's table.
 
@@ -126,7 +125,7 @@ def save_checkpoint_weights(
     (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
+def _add_unfrozen(model: PeftModel, folder: Path, state_dict: Tensors | None) -> None:
     """Adds weights that the user let train beside the adapters: PEFT leaves them out of its files.
 
     Under their own names, as PEFT itself adds embeddings.
@@ -140,12 +139,12 @@ def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Te
         _write_tensors({**entries, **_read_tensors(path)}, path)
 
 
-def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+def _write_tensors(tensors: Tensors, path: Path) -> None:
     """Writes safetensors, which takes no storage twice; of names for the same tensor, the first."""
     save_file({n: t.detach().clone().contiguous() for n, t in _once(tensors).items()}, path, metadata={"format": "pt"})
 
 
-def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _once(tensors: Tensors) -> Tensors:
     """Returns `tensors`, of a state dict with `keep_vars`, without further names for tied weights."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
@@ -183,7 +182,7 @@ def _digest_frozen(model: Any) -> dict[str, str]:
     return digests
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _digest(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype}{[*tensor.shape]}".encode())
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -271,7 +270,7 @@ def _check_loaded(model: nn.Module, folder: Path, outcome: object, required: Col
         )
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path) -> Tensors:
     try:
         return load_file(path)
     except SafetensorError as error:

@@ -56,7 +56,7 @@ def run_all(
     sides: Sequence[Side],
     rounds: int,
     run_one: Callable[[Side, int], SideRun],
-    find_ablations: Callable[[SideRun], list[Side]] | None = None,
+    find_ablations: Callable[[SideRun], list[Side]] | None,
 ) -> list[SideRun]:
     """Runs A B C A B C ...: every side once per round, so that drift of the machine meets all of them.
 

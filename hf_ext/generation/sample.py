@@ -214,10 +214,10 @@ def _read_training(name: str, columns: Sequence[str]) -> AntibodyRows:
 def tabulate(
     found: Sequence[Sequence[SampledPair]],
     inputs: pd.DataFrame,
-    needs_light: bool = True,
-    asked: float | None = None,
-    training: AntibodyRows | None = None,
-    discriminator: Discriminator | None = None,
+    needs_light: bool,
+    asked: float | None,
+    training: AntibodyRows | None,
+    discriminator: Discriminator | None,
 ) -> pd.DataFrame:
     """Makes a line per distinct antibody of each antigen, malformed ones too; valid ones first, then the best.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction
 
@@ -25,7 +26,7 @@ EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes
 STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 
-def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+def sum_rows(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """Sums per row the cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
 
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.

@@ -141,14 +141,10 @@ def read_page(record: Facts) -> Page:
         values = {name: value for name, value in record.items() if name != "format"}
         for name in ("results", "training", "data", "loading"):
             if values.get(name):
-                values[name] = [_read_block(block) for block in values[name]]
+                values[name] = [_RECORDED[block["kind"]](**block) for block in values[name]]
         return Page(**values)
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"all_results.json: its entry 'page' is damaged ({error!r}). Remove the entry, and the pages say what the "
             "others hold."
         ) from error
-
-
-def _read_block(record: Facts) -> Block:
-    return _RECORDED[record["kind"]](**record)

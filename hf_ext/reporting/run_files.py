@@ -106,7 +106,7 @@ def read_object(path: Path) -> Json:
     return value
 
 
-def read_test_predictions(path: Path, are_numbers: bool = True) -> Predictions | None:
+def read_test_predictions(path: Path, are_numbers: bool) -> Predictions | None:
     """Reads a run's `predictions.csv`; None where the table has no label or prediction column, or no rows.
 
     Args:
@@ -170,7 +170,7 @@ def last_part(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
-def show_source(name: object, revision: str | None = None) -> str:
+def show_source(name: object, revision: str | None) -> str:
     """Shows a Hub id with its revision, of anything local the last part of its path."""
     if not is_hub_id(name, revision):
         return f"{last_part(str(name))} (local)"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from ..arguments import is_secret
@@ -47,16 +47,12 @@ class RunClockCallback(TrainerCallback):
         """Of training, evaluations and saves included, loading and scoring not."""
         return self.seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Starts the clock, after a resumed run has got its state back."""
         self._began = time.monotonic()
         self.num_sessions += 1
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, *event: object, **kwargs: object) -> None:
         """Stops the clock: the time after it is not training."""
         self.seconds_before = self.seconds
         self._began = None

@@ -24,8 +24,6 @@ from ..training import Backend, Host
 
 EXPORT_STAGING = ".staging-model"
 
-Folder = StrPath
-
 
 class Exporter:
     """Writes `training_args.json` instead of the pickled `training_args.bin`, which would hold `hub_token` in clear."""
@@ -35,14 +33,14 @@ class Exporter:
         self._backend = backend
 
     @contextmanager
-    def exporting(self, folder: Folder | None = None, model: nn.Module | None = None) -> Iterator[None]:
+    def exporting(self, folder: StrPath | None, model: nn.Module | None = None) -> Iterator[None]:
         """Wraps the writing of a model folder, None for the output folder; then adds what says whose it is.
 
         Raises:
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
         trainer = self._trainer
-        folder = folder or self._trainer.args.output_dir
+        folder = folder or trainer.args.output_dir
         try:
             yield
             if trainer.args.should_save:
@@ -97,7 +95,7 @@ class Exporter:
         text = json.dumps(self._trainer.args.to_dict(), indent=2, default=str)
         write_text(folder / "training_args.json", text + "\n")
 
-    def save_merged(self, folder: Folder) -> None:
+    def save_merged(self, folder: StrPath) -> None:
         """Writes a copy of the model with its LoRA adapters merged into the weights; see `FastTrainer.save_merged`."""
         if self._backend.is_spread:
             raise ArgumentError(

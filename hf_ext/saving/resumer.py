@@ -122,7 +122,7 @@ class Resumer:
         """Restores what Trainer does not: states of parts, and arguments that were allowed to change."""
         trainer = self._trainer
         resumed = self.resumed
-        state = self._trainer.state
+        state = trainer.state
         for part in self._carried:
             part.load(None if resumed is None else resumed.progress.get(part.name))
         if resumed is None:

@@ -166,7 +166,7 @@ class Saver:
 
     def _write_files(self, write: Callable[[], None]) -> None:
         trainer = self._trainer
-        state = self._trainer.state
+        state = trainer.state
         folder = self.store.staging_path(state.global_step)
         if not folder.is_dir():  # made by the main process
             raise CheckpointError(

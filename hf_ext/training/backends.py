@@ -12,7 +12,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast, convert_outputs_to_fp32, get_mixed_precision_context_manager
 from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
@@ -24,7 +24,7 @@ from ..plan import Plan
 from ..processes import num_elements, offload_device, read_fsdp2, replaces_optimizer, splits_weights, zero_stage
 from .host import Host
 
-Loss = torch.Tensor | tuple[torch.Tensor, Any]  # with what the model returned
+Loss = Tensor | tuple[Tensor, Any]  # with what the model returned
 RANK_BYTES = 2**18  # of DeepSpeed's files: pickled names and settings, per process
 
 
@@ -88,7 +88,7 @@ class Backend:
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
-    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+    def whole_weights(self) -> dict[str, Tensor] | None:
         """Returns the whole state dict, gathered; None where the model at hand has it. All processes call it."""
         return self._trainer.accelerator.get_state_dict(self._trainer.model) if self.is_spread else None
 
@@ -152,13 +152,13 @@ class DeepSpeed(Backend):
 
     def carry_not_finite(self, loss: Loss, is_training: bool) -> Loss:
         """Returns a training loss whose gradients are not finite either, if it is not."""
-        if not is_training or not isinstance(loss, torch.Tensor):
+        if not is_training or not isinstance(loss, Tensor):
             return loss
         return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
-    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+    def whole_weights(self) -> dict[str, Tensor] | None:
         """Gathers under ZeRO-3; else the model at hand is whole, with tied weights once."""
         splits = splits_weights(self._trainer.args)
         return self._trainer.accelerator.get_state_dict(self._trainer.deepspeed) if splits else None
@@ -356,7 +356,7 @@ class Fsdp2(Backend):
         finally:
             model.reshard()
 
-    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+    def whole_weights(self) -> dict[str, Tensor] | None:
         """Returns the whole state dict, in the dtype it trains in, under the model's own names; all processes call it.
 
         On the main process and in main memory; the others get nothing. A tensor that several names share is there once.

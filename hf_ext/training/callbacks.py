@@ -102,7 +102,7 @@ class EarlyStopping:
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Feeds the rule, and ends training where it says so; returns the interval of the improvement."""
         trainer = self._trainer
-        step = self._trainer.state.global_step
+        step = trainer.state.global_step
         is_seen = self.decisions and self.decisions[-1]["step"] == step  # the same weights again
         if self._metric is None or evaluation.name != self._set or is_seen:
             return {}

@@ -44,9 +44,7 @@ class Checks(TrainerCallback):
         self._losses = losses
         self._has_seen = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Checks weights and the best metric's name, once model and optimizer are prepared."""
         trainer = self._trainer
         if not self._backend.is_spread:  # DeepSpeed keeps float32 of its own
@@ -84,7 +82,7 @@ class Checks(TrainerCallback):
             )
 
 
-def check_training(args: FastTrainingArguments, rows: Any, model: nn.Module | None = None) -> None:
+def check_training(args: FastTrainingArguments, rows: Any, model: nn.Module | None) -> None:
     """Refuses what cannot train, before training, and not before an evaluation, which needs no steps.
 
     Args:

@@ -248,7 +248,7 @@ class EmbeddingCache:
             CacheError: what other processes stored does not arrive here; states do not fit on the disk.
         """
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         team = self._team
         store = self._open(name)
         encode = partial(trainer.encode_sequences, name)
@@ -261,7 +261,7 @@ class EmbeddingCache:
         report = fill_store(
             store,
             sequences,
-            partial(_halved, encode) if self._per_residue else encode,
+            (lambda batch: [states.half() for states in encode(batch)]) if self._per_residue else encode,
             encode_exactly=exactly,
             **shard,
             tokens_per_batch=self._settings["tokens_per_batch"],
@@ -336,7 +336,7 @@ class EmbeddingCache:
             DataError: no row has an input.
         """
         trainer = self._trainer
-        rows = self._trainer.train_dataset
+        rows = trainer.train_dataset
         if not hasattr(rows, "__len__"):
             if not (first := list(islice(rows, SAMPLE))):
                 raise DataError("The stream has no training rows: all went to validation or test, or there are none.")
@@ -362,10 +362,6 @@ class EmbeddingCache:
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
         number = SAMPLE if self.is_on and not self._per_residue else LIVE_SAMPLE
         return sorted((distinct[i] for i in order[:number]), key=len)
-
-
-def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) -> list[torch.Tensor]:
-    return [states.half() for states in encode(sequences)]
 
 
 def _only(dataset: Rows, columns: list[str]) -> Rows:

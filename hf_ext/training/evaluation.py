@@ -129,7 +129,7 @@ class Evaluator(TrainerCallback):
                 these rows, see `check_metric_on_rows`.
         """
         trainer = self._trainer
-        sets = self._trainer.eval_dataset
+        sets = trainer.eval_dataset
         if sets is None or trainer.args.eval_strategy == "no":
             return
         for name, dataset in sets.items() if isinstance(sets, Mapping) else [("", sets)]:
@@ -139,7 +139,7 @@ class Evaluator(TrainerCallback):
     def _subset(self, name: str) -> Subset:
         """Chooses the subset of a set ("" where there is but one), once as long as what decides it is the same."""
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -190,7 +190,7 @@ class Evaluator(TrainerCallback):
 
     def _evaluate_due(self, run: Callable[[], dict[str, float]]) -> dict[str, float]:
         trainer = self._trainer
-        state = self._trainer.state
+        state = trainer.state
         num_logs = len(state.log_history)
         parts = (self, *self._callbacks)
         stateful = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
@@ -224,7 +224,7 @@ class Evaluator(TrainerCallback):
     def _leave_evaluation(self) -> None:
         """Does the rest of what the run does before it stops."""
         trainer = self._trainer
-        sets = self._trainer.eval_dataset
+        sets = trainer.eval_dataset
         end = getattr(trainer.callback_handler.eval_dataloader, "end", None)
         if end is not None:
             end()  # else Accelerate takes the loader for the one in use
@@ -305,7 +305,7 @@ class Evaluator(TrainerCallback):
         """
         trainer = self._trainer
         key = self.best_metric_key
-        best = self._trainer.state.best_metric
+        best = trainer.state.best_metric
         full = {full_key(name) for name in metrics}
         decided = {name: metrics.get(full_key(name), value) for name, value in metrics.items() if name not in full}
         decided = {name: value for name, value in decided.items() if name not in self._added}
@@ -321,9 +321,7 @@ class Evaluator(TrainerCallback):
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Forgets the evaluations before.
 
         Raises:

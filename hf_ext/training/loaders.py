@@ -188,8 +188,8 @@ class Loaders(TrainerCallback):
     def _make(self, rows: Any, sampler: Sampler) -> DataLoader:
         """Makes a prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
         trainer = self._trainer
-        args = self._trainer.args
-        collator = self._trainer.data_collator
+        args = trainer.args
+        collator = trainer.data_collator
         if isinstance(rows, datasets.Dataset):
             rows = trainer._remove_unused_columns(rows, "Training")
         else:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -54,22 +55,20 @@ class NanGuard(TrainerCallback):
         self._run = run
         self._backend = backend
         self._last_good = last_good
-        self.losses: list[torch.Tensor] = []
-        self._norm: torch.Tensor | float | None = None
+        self.losses: list[Tensor] = []
+        self._norm: Tensor | float | None = None
 
     @property
     def _padding(self) -> PaddingWatch | None:
         """Watches it, where encoders are packed."""
         return self._run.padding
 
-    def see_norm(self, norm: torch.Tensor | float | None) -> torch.Tensor | float | None:
+    def see_norm(self, norm: Tensor | float | None) -> Tensor | float | None:
         """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""
         self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return self._norm
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, *event: object, **kwargs: object) -> None:
         """Forgets the step before: the first micro-batch of a step comes next."""
         self.losses = []
         self._norm = None
@@ -112,7 +111,7 @@ class NanGuard(TrainerCallback):
         Cost: the one read.
         """
         trainer = self._trainer
-        losses = self._trainer._tr_loss
+        losses = trainer._tr_loss
         judges = self._norm is not None and not self._backend.has_own_loss_scale
         norm = torch.as_tensor(self._norm if judges else 0.0).to(losses)
         unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
@@ -140,7 +139,7 @@ class NanGuard(TrainerCallback):
     def _name_rows(self, loader: Any, batches: Sequence[int]) -> str:
         """Names the rows of some micro-batches of the step. Cost: draws the epoch's order again."""
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         dataset = getattr(loader, "dataset", None)
         epoch, share = divmod(trainer.state.epoch or 0.0, 1)  # before the step
         num_before = trainer.state.global_step * args.gradient_accumulation_steps

@@ -194,9 +194,7 @@ class Stopper(TrainerCallback):
         self._last_save = time.monotonic()
         self._saved_step = state.global_step
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_prediction_step(self, *event: object, **kwargs: object) -> None:
         """Looks for a stop after each batch of an evaluation that Trainer's loop asked for, not of a user's own."""
         if self._is_evaluating:
             self._notice()
