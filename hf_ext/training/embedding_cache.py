@@ -42,7 +42,7 @@ from ..models import AffinityModel, identify_encoder, in_float32, read_matmul_pr
 from ..processes import Team
 from .backends import Backend
 from .host import Host, Rows, name_evaluation_sets
-from .planned import PlannedRun
+from .run_plan import PlannedRun
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from ..files import Json
 from ..models import replaced
 from .host import Host, Rows
 from .overrides import find_override
-from .planned import PlannedRun
+from .run_plan import PlannedRun
 
 # torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
 _DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
