@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Sizes,
         bound_sizes,
         check_budget,
+        export_bytes,
         needed_bytes,
         read_policy,
         steps_beyond_limit,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from .run_lock import check_folder, find_other_run, hold_folders, local_folder, make_folder, run_folder
     from .store import STAGING, CheckpointStore
     from .weights import (
-        export_bytes,
         keep_source_digests,
         load_weights,
         name_some,

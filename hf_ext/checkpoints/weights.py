@@ -37,8 +37,6 @@ TRAINABLE = "trainable.safetensors"
 FROZEN = "frozen.json"
 MODEL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
-SLACK_BYTES = 64 * 1024  # configurations, a model card, generation settings, an index
-HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
 # Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
 # not, they are small, and would hash differently under every seed; so they are stored.
@@ -141,10 +139,11 @@ def _add_unfrozen(model: PeftModel, folder: Path, state_dict: Tensors | None) ->
 
 def _write_tensors(tensors: Tensors, path: Path) -> None:
     """Writes safetensors, which takes no storage twice; of names for the same tensor, the first."""
-    save_file({n: t.detach().clone().contiguous() for n, t in _once(tensors).items()}, path, metadata={"format": "pt"})
+    once = {name: tensor.detach().clone().contiguous() for name, tensor in drop_ties(tensors).items()}
+    save_file(once, path, metadata={"format": "pt"})
 
 
-def _once(tensors: Tensors) -> Tensors:
+def drop_ties(tensors: Tensors) -> Tensors:
     """Returns `tensors`, of a state dict with `keep_vars`, without further names for tied weights."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
@@ -168,7 +167,7 @@ def _digest_frozen(model: Any) -> dict[str, str]:
 
     Cost: reads every byte once, about 1 s per GB and core; a change through `.data` is not noticed.
     """
-    tensors = _once(frozen_entries(model))
+    tensors = drop_ties(frozen_entries(model))
     key = [(name, id(tensor), tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()]
     kept = getattr(model, "_frozen_digests", None)
     if kept and kept[0] == key:
@@ -287,24 +286,3 @@ def _modern(name: str) -> str:
 def name_some(names: list[str]) -> str:
     """Names the first, and says how many there are."""
     return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"
-
-
-# --- sizes ----------------------------------------------------------------------------------------------------------
-
-
-def weights_bytes(model: nn.Module) -> int:
-    """Bounds the bytes of weights in a checkpoint from above. Cost: none; nothing is hashed."""
-    is_part = isinstance(model, PeftModel) or stores_part(model)
-    left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()  # weights that are stored by reference
-    whole = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in left_out}
-    entries = _once(stored_entries(model) if is_part else whole)
-    names = [*entries, *(frozen_entries(model) if is_part else ())]  # of frozen ones, their hashes
-    total = sum(tensor.nbytes for tensor in entries.values()) + sum(len(name) + HEADER_BYTES for name in names)
-    return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
-
-
-def export_bytes(model: nn.Module) -> int:
-    """Bounds the bytes of what `Trainer.save_model` writes from above: frozen weights too, but for adapters."""
-    if isinstance(model, PeftModel) or not stores_part(model):
-        return weights_bytes(model)
-    return weights_bytes(model) + sum(tensor.nbytes for tensor in _once(frozen_entries(model)).values())

@@ -1,4 +1,4 @@
-"""What each evaluation is watched for: early stopping by a paired comparison, and predictions that collapse."""
+"""Early stopping by a paired comparison: evaluations of the same rows, kept and compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from ..evaluation import (
     StoppingDecision,
     StoppingRule,
     Summed,
-    metrics_of,
 )
 from ..files import Json
 from ..processes import Team
@@ -32,8 +31,6 @@ from .host import Host, Rows
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
-EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
-SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not fix
 
 logger = logging.getLogger(__name__)
 
@@ -293,60 +290,3 @@ def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
     counted = f"{decision.num_without_improvement} of {rule.patience} evaluations in a row"
     end = " Training stops." if decision.should_stop else ""
     return f"{text}: excludes an improvement of {rule.min_delta:g}, as {counted} have done.{end}"
-
-
-# --- predictions that collapse --------------------------------------------------------------------------------------
-
-
-class CollapseAlarm:
-    """Warns when predictions collapse while a model trains: few values, little spread, bfloat16 rounding, one class.
-
-    Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes, and of
-    other kinds of labels where `compute_metrics` is a `RowMetrics` of them. Each alarm is said once until it goes away,
-    and stands in `alarms` ("step", "name" of the evaluation set, "alarms"). Within the learning rate's warm-up and the
-    first tenth of the steps only rounding and values that are not finite are alarming.
-    Logged: `eval_num_distinct` and `eval_spread_ratio` (the predictions'
-    standard deviation divided by the labels').
-
-    Cost: two sorts per evaluation: 10 ms for 26,000 rows.
-    """
-
-    name = "collapse_alarm"
-
-    def __init__(self, trainer: Host):
-        self._trainer = trainer
-        self.alarms: list[Json] = []
-        self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold
-
-    def see(self, evaluation: Evaluation) -> dict[str, float]:
-        """Says what is alarming; returns how the predictions spread."""
-        compute = self._trainer.compute_metrics
-        predictions = evaluation.predictions
-        metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
-        if not metrics.can_examine(predictions, evaluation.labels):
-            return {}
-        args = self._trainer.args
-        state = self._trainer.state
-        name = evaluation.name
-        step = state.global_step
-        prefix = f"eval_{name}_" if name else "eval_"
-        report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
-        is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
-        due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
-        new = [text for about, text in due.items() if about not in self._said.get(name, [])]
-        of = f" ({name})" if name else ""
-        if new:
-            self.alarms.append({"step": step, "name": name, "alarms": new})
-        if new and args.process_index == 0:
-            logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
-        self._said[name] = [*due]
-        spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
-        return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
-
-    def state(self) -> Json | None:
-        """Returns what was said, for a checkpoint; None where nothing was looked at."""
-        return {"alarms": self.alarms, "said": self._said} if self._said else None
-
-    def load(self, tree: Json | None) -> None:
-        """Restores what the run was that gave this state; afresh without one."""
-        self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})

@@ -22,7 +22,8 @@ from ..files import Json
 from ..models import replaced
 from ..processes import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
-from .early_stopping import CollapseAlarm, EarlyStopping, check_metric_on_rows, make_comparable
+from .checks import CollapseAlarm
+from .early_stopping import EarlyStopping, check_metric_on_rows, make_comparable
 from .host import Host
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp, Stopper

@@ -24,8 +24,7 @@ from ..models import (
     sum_loss_rows,
     unwrap_peft,
 )
-from .host import Host
-from .overrides import TRAINING_LOSS, find_override
+from .host import TRAINING_LOSS, Host, find_override
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from ..errors import NotFiniteError, PlanRefused
 from ..models import PaddingWatch
 from ..speedups import Run
 from .backends import Backend
-from .host import Host
-from .overrides import find_override
+from .host import Host, find_override
 
 # Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.
 LOWEST_SCALE = 1.0
