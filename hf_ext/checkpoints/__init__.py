@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .compare import STEP_SIZE, compare_runs, describe_run, refuse, refuse_asked
+    from .compare import STEP_SIZE, compare_runs, refuse, refuse_asked
     from .finished_model import (
         MODEL_MANIFEST,
         PART,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         steps_beyond_limit,
         steps_for_room,
     )
+    from .run_facts import describe_run
     from .run_lock import check_folder, find_other_run, hold_folders, local_folder, make_folder, run_folder
     from .store import STAGING, CheckpointStore
     from .weights import (

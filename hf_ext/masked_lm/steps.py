@@ -48,6 +48,7 @@ from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metrics, format_scores, score_split, sum_rows
 
+DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
 ESM2: Json = {  # of EsmConfig, what ESM-2 has in all sizes
@@ -224,9 +225,6 @@ def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock:
         for name, split in ready.items():  # the stock Trainer groups evaluation too
             ready[name] = split.add_column(args.length_column_name, row_lengths(split, columns))
     return ready
-
-
-DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
 
 
 @dataclass
