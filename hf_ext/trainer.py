@@ -34,7 +34,7 @@ from transformers import (
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from .checkpoints import CheckpointStore, Sizes, hold_folders, load_weights
+from .checkpoints import CheckpointStore, Sizes, load_weights, lock_folders
 from .data import RepeatedRows
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .files import Json, StrPath
@@ -183,7 +183,7 @@ class FastTrainer(Trainer):
             self._ext_make_model(trial)
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
-        with hold_folders(self.args):  # before anything in it is looked at
+        with lock_folders(self.args):  # before anything in it is looked at
             self._ext_parts.saver.open_folders()
             # Once all others have said what is due.
             self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
@@ -436,7 +436,7 @@ class FastTrainer(Trainer):
         """
         own = os.path.realpath(self.args.output_dir)
         needs_folder = not _internal_call and os.path.realpath(output_dir or own) == own
-        with hold_folders(self.args, together=False) if needs_folder else nullcontext():
+        with lock_folders(self.args, together=False) if needs_folder else nullcontext():
             self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
                 self._ext_parts.pusher.push_model("Model save", blocking=False)
@@ -444,12 +444,12 @@ class FastTrainer(Trainer):
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         backend = self._ext_parts.backend
         exporter = self._ext_parts.exporter
-        if _internal_call and backend.is_spread and not backend.is_zero:  # a checkpoint: accelerate writes the weights
+        if _internal_call and backend.is_sharded and not backend.is_zero:  # a checkpoint: accelerate writes the weights
             self._ext_save_companions(Path(str(output_dir)))
             return
         whole = backend.whole_weights()
         with nullcontext() if _internal_call else exporter.exporting(output_dir):
-            if backend.is_spread:
+            if backend.is_sharded:
                 self._save(output_dir, whole)
             else:
                 super().save_model(output_dir, _internal_call=True)  # else it pushes
@@ -498,7 +498,7 @@ class FastTrainer(Trainer):
             return
         self._ext_parts.saver.verify_best()
         logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
-        if self._ext_parts.backend.is_spread:
+        if self._ext_parts.backend.is_sharded:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
@@ -563,7 +563,7 @@ class FastTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self._ext_parts.pusher.open(token=token, private=private)
-        with hold_folders(self.args, together=False):
+        with lock_folders(self.args, together=False):
             self._ext_parts.pusher.save_with_card(self._ext_export, kwargs)
         return self._ext_parts.pusher.push_model(
             commit_message, blocking, token=token, revision=revision, private=private

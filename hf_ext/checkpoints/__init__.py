@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         steps_for_room,
     )
     from .run_facts import describe_run
-    from .run_lock import check_folder, find_other_run, hold_folders, local_folder, make_folder, run_folder
+    from .run_lock import check_folder, find_other_run, local_folder, lock_folders, make_folder, run_folder
     from .store import STAGING, CheckpointStore
     from .weights import (
         keep_source_digests,

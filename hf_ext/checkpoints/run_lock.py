@@ -43,13 +43,13 @@ def run_folder(args: Any) -> Iterator[None]:
         DiskFailure: the disk is full or broken.
     """
     do_on_main(args, lambda: check_folder(args.output_dir))
-    with hold_folders(args):
+    with lock_folders(args):
         do_on_main(args, lambda: refuse_asked(args))
         yield
 
 
 @contextmanager
-def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
+def lock_folders(args: Any, together: bool = True) -> Iterator[None]:
     """Keeps other processes' runs out of `output_dir` and of its folder in `local_checkpoint_dir`.
 
     A disk that refuses costs the lock and a warning, no more: saves have rules of their own for that.
@@ -69,7 +69,7 @@ def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
         def enter() -> None:
             for folder in folders:
                 try:
-                    held.enter_context(hold_folder(folder))
+                    held.enter_context(lock_folder(folder))
                 except OSError as error:
                     logger.warning("%s is not locked against other runs: %s.", folder, error.strerror)
 
@@ -81,7 +81,7 @@ def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def hold_folder(folder: StrPath) -> Iterator[None]:
+def lock_folder(folder: StrPath) -> Iterator[None]:
     """Keeps other processes' runs out of `folder` while entered. Runs of one process share it, one in another.
 
     What a killed process of this machine left is taken over at once. Of another machine, or another container, it

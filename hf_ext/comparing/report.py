@@ -34,15 +34,15 @@ def _sides_table(result: Facts) -> str:
     rows = [
         [
             f"{name}, {side['num_processes']} processes" if side["num_processes"] > 1 else name,
-            _spread_text(side["rate"], rounded),
+            _range_text(side["rate"], rounded),
             f"{side['peak_memory_gib']:.3f}",
             share(side["data_wait_share"]),
             seconds(side["one_off_seconds"]),
             MISSING if side["epoch_seconds"] is None else seconds(side["epoch_seconds"]),
             seconds(side["wall_seconds"]),
             f"{side['sequences_per_step']:g}",
-            _spread_text(side["final_loss"]),
-            _spread_text(side["metric"]),
+            _range_text(side["final_loss"]),
+            _range_text(side["metric"]),
         ]
         for name, side in result["sides"].items()
     ]
@@ -73,7 +73,7 @@ def _interval_text(interval: Mapping[str, float] | None, form: str) -> str:
     return f"{value} [{low.rstrip('x')}, {high.rstrip('x')}]"
 
 
-def _spread_text(spread: Mapping[str, float] | None, show: Any = "{:.4g}".format) -> str:
+def _range_text(spread: Mapping[str, float] | None, show: Any = "{:.4g}".format) -> str:
     if spread is None:
         return NOT_MEASURED
     return f"{show(spread['value'])} ({show(spread['smallest'])} to {show(spread['largest'])})"

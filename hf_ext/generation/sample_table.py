@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data import (
-    AntibodyPair,
-)
+from ..data import AntibodyPair
 from ..files import replacing
 from .judging.copies import find_nearest
 from .judging.discriminator import Discriminator

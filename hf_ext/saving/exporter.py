@@ -97,7 +97,7 @@ class Exporter:
 
     def save_merged(self, folder: StrPath) -> None:
         """Writes a copy of the model with its LoRA adapters merged into the weights; see `FastTrainer.save_merged`."""
-        if self._backend.is_spread:
+        if self._backend.is_sharded:
             raise ArgumentError(
                 "Weights are sharded over processes and cannot be merged here. Load the saved folder in one process "
                 "and call `merge_adapters()` (AffinityModel) or `merge_and_unload()` (PeftModel)."

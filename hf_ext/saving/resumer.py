@@ -113,9 +113,10 @@ class Resumer:
             self._check_trusted(found.path if isinstance(found, Stored) else found)
             self.resumed = self._compare(found, facts) if isinstance(found, Stored) else Resumed(found)
         resumed = self.resumed
-        own = resumed.stored if resumed is not None and resumed.is_own else None
-        best = None if own is None or resumed is None else resumed.progress.get("best_saved_step")
-        self._saver.begin_run(facts, None if own is None else own.step, best)
+        own = Resumed(Path())
+        if resumed is not None and resumed.is_own:
+            own = resumed
+        self._saver.begin_run(facts, own.stored and own.stored.step, own.progress.get("best_saved_step"))
         return None if resumed is None else str(resumed.folder)
 
     def go_on(self) -> None:
@@ -167,7 +168,7 @@ class Resumer:
     def _check_trusted(self, folder: Path) -> None:
         """Refuses foreign folders where files are unpickled, as FSDP and DeepSpeed do; Trainer loads plain values."""
         backend = self._backend
-        if backend.is_spread and not self._saver.store.has(folder):
+        if backend.is_sharded and not self._saver.store.has(folder):
             raise CheckpointError(
                 f"{folder} is not in this run's output folder, and {backend.written_by} reads its files in a way that "
                 "can run anything. If you trust it, give its folder as --output_dir with --resume auto, or start a new "

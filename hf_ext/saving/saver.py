@@ -302,7 +302,7 @@ class Saver:
         if is_stored and trainer.optimizer is not None:
             tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
         names = not_finite(tensors)
-        if backend.is_spread:  # each process looked at its part
+        if backend.is_sharded:  # each process looked at its part
             count = torch.tensor(len(names), device=trainer.accelerator.device)
             names = names or (["in another process's part"] if trainer.accelerator.reduce(count).item() else [])
         if not names:

@@ -36,7 +36,7 @@ class Backend:
         self._plan = plan
 
     @property
-    def is_spread(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether a process may hold no more than its part of the model: a library then writes weights and optimizer
         into checkpoints, in files that it alone reads.
         """
@@ -45,7 +45,7 @@ class Backend:
     @property
     def written_by(self) -> str:
         """What writes weights and states into checkpoints, and alone can read them."""
-        return "FSDP 1" if self.is_spread else "Trainer"
+        return "FSDP 1" if self.is_sharded else "Trainer"
 
     # --- before training --------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Backend:
 
     def whole_weights(self) -> dict[str, Tensor] | None:
         """Returns the whole state dict, gathered; None where the model at hand has it. All processes call it."""
-        return self._trainer.accelerator.get_state_dict(self._trainer.model) if self.is_spread else None
+        return self._trainer.accelerator.get_state_dict(self._trainer.model) if self.is_sharded else None
 
     def checkpoint_sizes(self, model: nn.Module, small_bytes: int) -> Sizes | None:
         """Bounds what one checkpoint takes from above, `small_bytes` of it for what is neither weights nor optimizer.
@@ -106,7 +106,7 @@ class DeepSpeed(Backend):
     """
 
     is_zero = True
-    is_spread = True
+    is_sharded = True
 
     @property
     def written_by(self) -> str:

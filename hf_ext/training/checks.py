@@ -25,7 +25,7 @@ from .early_stopping import Evaluation
 from .host import EVALUATION, Host, find_override, name_evaluation_sets
 from .losses import Losses
 
-EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
+EARLY_FRACTION = 0.1  # of all steps, in which a fresh head may still be nearly constant
 SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not fix
 MIN_ROWS = 4  # of which nothing is known, for an error: one may be odd
 NUM_NAMED = 5
@@ -51,7 +51,7 @@ class Checks(TrainerCallback):
     def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Checks weights and the best metric's name, once model and optimizer are prepared."""
         trainer = self._trainer
-        if not self._backend.is_spread:  # DeepSpeed keeps float32 of its own
+        if not self._backend.is_sharded:  # DeepSpeed keeps float32 of its own
             check_weights(trainer.model, getattr(trainer.accelerator, "scaler", None) is not None)
         check_best_metric(trainer)
 
@@ -77,7 +77,7 @@ class Checks(TrainerCallback):
     ) -> None:
         """Names, in the first step, weights that a loss of the user's, or of a model from elsewhere, does not reach."""
         trainer = self._trainer
-        if state.global_step > 0 or self._backend.is_spread or not self._losses.decide().is_foreign:
+        if state.global_step > 0 or self._backend.is_sharded or not self._losses.decide().is_foreign:
             return
         missing = [name for name, p in trainer.model.named_parameters() if p.requires_grad and p.grad is None]
         if missing:
@@ -213,7 +213,7 @@ class CollapseAlarm:
         step = state.global_step
         prefix = f"eval_{name}_" if name else "eval_"
         report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
-        is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
+        is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_FRACTION * state.max_steps)
         due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
         new = [text for about, text in due.items() if about not in self._said.get(name, [])]
         of = f" ({name})" if name else ""

@@ -47,7 +47,7 @@ from .run_plan import PlannedRun
 logger = logging.getLogger(__name__)
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
-MEMORY_SHARE = 0.3  # of free memory that one table may take
+MEMORY_FRACTION = 0.3  # of free memory that one table may take
 SAMPLE = 2048  # distinct sequences per input: enough for a mean and a spread per feature
 LIVE_SAMPLE = 256  # where encoders train, and a forward pass is the cost of each; and of residues, which are many
 
@@ -374,4 +374,4 @@ def _only(dataset: Rows, columns: list[str]) -> Rows:
 def _free_bytes() -> int:
     """Returns the bytes that one table may take in memory."""
     limit = (detect_hardware("cpu").memory_gib or 1) * 2**30  # a container's, where there is one
-    return int(min(limit, psutil.virtual_memory().available) * MEMORY_SHARE)
+    return int(min(limit, psutil.virtual_memory().available) * MEMORY_FRACTION)

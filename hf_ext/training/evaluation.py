@@ -101,7 +101,7 @@ class Evaluator(TrainerCallback):
         check_schedule(trainer.args, trainer.eval_dataset)
         self.is_due = False
         self._subsets: dict[str, Subset] = {}
-        self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
+        self._at_hand: str | None = None  # name of the run's own set; None for other rows
         self._added: set[str] = set()  # what callbacks logged
         self._left_out: dict[str, Given] = {}  # sets of which only the subset was looked at
         self._num_begun = 0  # sets
@@ -163,7 +163,7 @@ class Evaluator(TrainerCallback):
 
     def loader(self) -> DataLoader | None:
         """Returns the loader of the subset, where the evaluation at hand looks at that; else None."""
-        name = self._at_hand[0]
+        name = self._at_hand
         if name is None or self._trainer.args.eval_subset is None or not self._trainer.is_in_train:
             return None
         return self._subset(name).loader
@@ -177,11 +177,11 @@ class Evaluator(TrainerCallback):
         if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
         """
         trainer = self._trainer
-        at_hand: tuple[str | None, Any] = (None, asked_for)
+        at_hand = None
         if asked_for is None:
-            at_hand = "", trainer.eval_dataset
+            at_hand = ""
         elif isinstance(asked_for, str):
-            at_hand = asked_for, trainer.eval_dataset[asked_for]
+            at_hand = asked_for
         is_asked_for = trainer.control.should_evaluate or (
             trainer.args.eval_on_start and trainer.state.global_step == 0
         )
@@ -240,7 +240,7 @@ class Evaluator(TrainerCallback):
     def run(self, loader: DataLoader, given: Given) -> EvalLoopOutput:
         """Evaluates the rows of `loader`, and all rows where `loader` is of the subset and a decision is due."""
         trainer = self._trainer
-        name = None if given[0] == "Prediction" else self._at_hand[0]
+        name = None if given[0] == "Prediction" else self._at_hand
         if name is None or not trainer.is_in_train:
             return self._one_pass(loader, given, trainer.compute_metrics)
         subset = self._subset(name) if trainer.args.eval_subset is not None else None

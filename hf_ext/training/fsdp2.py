@@ -31,7 +31,7 @@ class Fsdp2(Backend):
     optimizer.
     """
 
-    is_spread = True
+    is_sharded = True
 
     @property
     def _accelerator(self) -> Any:

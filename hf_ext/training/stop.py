@@ -17,13 +17,7 @@ from typing import Any
 
 import psutil
 from torch.utils.data import DataLoader
-from transformers import (
-    EarlyStoppingCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..checkpoints import CheckpointStore
 from ..errors import DataWorkerDied, leave_terminal
@@ -135,11 +129,9 @@ class Stopper(TrainerCallback):
         """Records how long a save took, so that `max_hours` leaves time for two of the longest."""
         self._longest_save_s = max(self._longest_save_s, seconds)
 
-    @contextlib.contextmanager
-    def during_evaluation(self) -> Iterator[None]:
+    def during_evaluation(self) -> contextlib.AbstractContextManager[Any]:
         """Lets an evaluation that Trainer's loop asked for be given up where the run stops."""
-        with replaced(self, _is_evaluating=True):
-            yield
+        return replaced(self, _is_evaluating=True)
 
     def check_evaluation(self) -> None:
         """Raises EvaluationGivenUp where the run stops; a hyperparameter search, though, is to get its number."""
