@@ -71,10 +71,11 @@ class Figures(Frozen):
 
 
 Block = Text | Points | Code | Table | Figures
+Blocks = list[Block]
 _RECORDED: dict[str, type[Any]] = {"text": Text, "points": Points, "code": Code, "table": Table}
 
 
-def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> list[Block]:
+def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> Blocks:
     """Returns a table of two columns, without what was not recorded; nothing where nothing was."""
     known = [row for row in rows if row[1] not in (None, "", NOT_MEASURED)]
     return [Table(["", ""], known, caption)] if known else []

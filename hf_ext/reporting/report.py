@@ -26,7 +26,7 @@ from ..files import StrPath, write_text
 from ..text import NOT_MEASURED, format_markdown_table, is_numeric, number
 from .page import Block, Code, Figures, Points, Table, Text
 from .run_files import RunFiles, hide_folders, is_hub_id, last_part, read_run
-from .sections import Contents, compose, data_source, find_bases, has_licence
+from .sections import Contents, compose, data_source, has_licence
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _may_replace(path: Path) -> bool:
 def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
     """Returns what the Hub filters and displays by. Nothing in it is guessed: what is not known is left out."""
     page = contents.page
-    bases = find_bases(run, contents.page)
+    bases = contents.bases
     source = data_source(run)
     named = [base.encoder for base in bases if is_hub_id(base.encoder, base.revision)]
     trainings = {base.training for base in bases}
