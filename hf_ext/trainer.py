@@ -474,7 +474,7 @@ class FastTrainer(Trainer):
         `trainer.model` keeps its adapters. Predictions are the same up to rounding. Cost: memory for a second copy.
 
         Raises:
-            ArgumentError: the model has no adapters, or its weights are spread over processes.
+            ArgumentError: the model has no adapters, or its weights are sharded over processes.
             DiskFailure: as `save_model`.
         """
         self._ext_parts.exporter.save_merged(folder)

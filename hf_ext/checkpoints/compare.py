@@ -1,6 +1,6 @@
 """Does a run continue the one that wrote a checkpoint? Facts of both, compared; what makes another run is refused.
 
-Of arguments, all are compared that are not in `free_to_differ.py`, one with several parts part by part.
+Of arguments, all are compared that are not in `free_to_differ.py`, one with several entries entry by entry.
 """
 
 from __future__ import annotations
@@ -195,11 +195,11 @@ def _step_size(facts: Facts) -> tuple[str, int]:
 def _leaves(value: object, place: str) -> Iterator[tuple[str, Any]]:
     """Yields (dotted place, value) of everything in nested mappings and in lists of mappings."""
     if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from _leaves(part, f"{place}.{key}")
-    elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
-        for i, part in enumerate(value):
-            yield from _leaves(part, f"{place}.{i}")
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}.{key}")
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{place}.{i}")
     else:
         yield place, value
 

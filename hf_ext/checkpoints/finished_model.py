@@ -108,7 +108,7 @@ def check_finite(folder: StrPath, tensors: Mapping[str, Tensor]) -> None:
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's part.
+    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's shard.
 
     Args:
         tensors: pairs of name and tensor, as `model.named_parameters()`; other dtypes than floating ones are finite.

@@ -135,8 +135,8 @@ class MirroredStore(CheckpointStore):
     def _copy(self, step: int) -> None:
         with self.pinned(step):
             stored = self._find(step)
-            there = [held.manifest.files.items() for held in self.target.checkpoints()]
-            if stored is None or any(stored.manifest.files.items() <= held for held in there):
+            there = [copied.manifest.files.items() for copied in self.target.checkpoints()]
+            if stored is None or any(stored.manifest.files.items() <= copied for copied in there):
                 return
             self.target.sweep()
             staged = self.target.stage(step)

@@ -59,17 +59,17 @@ def lock_folders(args: Any, together: bool = True) -> Iterator[None]:
         together: all processes of the run enter, and are refused together; else the main one acts, and raises, alone.
 
     Raises:
-        FolderError: another run holds one of them; this one then holds none.
+        FolderError: another run has one of them; this one then has none.
     """
     folders = [Path(args.output_dir)]
     if args.local_checkpoint_dir is not None:
         folders.append(local_folder(args.local_checkpoint_dir, args.output_dir))
-    with ExitStack() as held:
+    with ExitStack() as locks:
 
         def enter() -> None:
             for folder in folders:
                 try:
-                    held.enter_context(lock_folder(folder))
+                    locks.enter_context(lock_folder(folder))
                 except OSError as error:
                     logger.warning("%s is not locked against other runs: %s.", folder, error.strerror)
 

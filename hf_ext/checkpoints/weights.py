@@ -89,7 +89,7 @@ def save_weights(model: PreTrainedModel | PeftModel, folder: Path, state_dict: T
     """Writes all weights and the configuration of a `PreTrainedModel` or `PeftModel`, as for a model folder.
 
     Args:
-        state_dict: whole weights where they are spread over processes.
+        state_dict: whole weights where they are sharded over processes.
     """
     if isinstance(model, PeftModel):
         model.save_pretrained(str(folder), state_dict=state_dict)

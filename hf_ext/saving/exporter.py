@@ -65,7 +65,7 @@ class Exporter:
         """Writes all files of a model that can save itself into a staging folder, then replaces the old ones.
 
         Args:
-            state_dict: whole weights where they are spread over processes.
+            state_dict: whole weights where they are sharded over processes.
             is_checkpoint: as of `save_weights`.
         """
         staging = folder / EXPORT_STAGING

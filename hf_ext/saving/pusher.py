@@ -89,11 +89,11 @@ class Pusher(TrainerCallback):
         self._begun = name
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
         given = {"message": f"Training in progress, {name}", **self._settings({})}
-        held = ExitStack()  # also while it waits its turn
-        held.enter_context(store.pinned(newest))
+        pins = ExitStack()  # also while it waits its turn
+        pins.enter_context(store.pinned(newest))
 
         def push() -> CommitInfo:
-            with held:
+            with pins:
                 return push_folder(store.path(newest), trainer.hub_model_id, **given)
 
         self._send(name, push)

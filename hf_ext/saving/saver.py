@@ -21,7 +21,7 @@ from ..checkpoints import PROGRESS, CheckpointStore, MirroredStore, check_unlist
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
 from ..files import Json, describe_failure
 from ..models import is_from
-from ..processes import Team, own_part
+from ..processes import Team, own_shard
 from ..training import Backend, Carried, Host, Stopper, find_override
 from .rotation import Retention
 
@@ -297,12 +297,12 @@ class Saver:
         """
         trainer = self._trainer
         backend = self._backend
-        tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
+        tensors = [(name, own_shard(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
         is_stored = with_optimizer and not (backend.is_zero or trainer.args.save_only_model)
         if is_stored and trainer.optimizer is not None:
             tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
         names = not_finite(tensors)
-        if backend.is_sharded:  # each process looked at its part
+        if backend.is_sharded:  # each process looked at its shard
             count = torch.tensor(len(names), device=trainer.accelerator.device)
             names = names or (["in another process's part"] if trainer.accelerator.reduce(count).item() else [])
         if not names:

@@ -70,7 +70,7 @@ class Run:
         self.is_last = True
         self.log = logger
         self.test_dataset: Any = None
-        self._held = ExitStack()
+        self._entered = ExitStack()
 
     def __enter__(self) -> Run:
         """Begins the run.
@@ -79,15 +79,15 @@ class Run:
             FolderError: another run is in the folder, or what is in it is not a run's.
             DiskFailure: the disk is full or broken.
         """
-        with ExitStack() as held:
-            held.enter_context(run_folder(self.args))
+        with ExitStack() as entered:
+            entered.enter_context(run_folder(self.args))
             self.log = start_run_log(self.args.output_dir, self.args.process_index == 0)
             set_seed(self.args.seed)
-            self._held = held.pop_all()
+            self._entered = entered.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._held.__exit__(*error)
+        return self._entered.__exit__(*error)
 
     @property
     def folder(self) -> Path:

@@ -37,7 +37,7 @@ class Backend:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a process may hold no more than its part of the model: a library then writes weights and optimizer
+        """Whether a process may have no more than its shard of the model: a library then writes weights and optimizer
         into checkpoints, in files that it alone reads.
         """
         return bool(self._trainer.is_fsdp_enabled)

@@ -65,11 +65,11 @@ class Checks(TrainerCallback):
         self._has_seen = True
         framing = {*tokenizer.all_special_ids} - {unknown}
         tokens = ids[torch.isin(ids, torch.tensor([*framing], device=ids.device), invert=True)]
-        share = tokens.eq(unknown).float().mean().item()  # NaN where there is none
-        text = f"{share:.0%} of the tokens of the first batch are {tokenizer.unk_token!r}. {_REMEDY}"
-        if share == 1 and len(ids) >= MIN_ROWS:
+        fraction = tokens.eq(unknown).float().mean().item()  # NaN where there is none
+        text = f"{fraction:.0%} of the tokens of the first batch are {tokenizer.unk_token!r}. {_REMEDY}"
+        if fraction == 1 and len(ids) >= MIN_ROWS:
             raise DataError(f"Nothing can be learned: {text}")
-        if share > 0.5:
+        if fraction > 0.5:
             logger.warning("%s", text)
 
     def on_pre_optimizer_step(
@@ -181,7 +181,7 @@ def _shorten(names: list[str]) -> str:
 
 
 class CollapseAlarm:
-    """Warns when predictions collapse while a model trains: few values, little spread, bfloat16 rounding, one class.
+    """Warns when predictions collapse while a model trains: few values, a small deviation, bfloat16 rounding, one class.
 
     Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes, and of
     other kinds of labels where `compute_metrics` is a `RowMetrics` of them. Each alarm is said once until it goes away,
@@ -201,7 +201,7 @@ class CollapseAlarm:
         self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold
 
     def see(self, evaluation: Evaluation) -> dict[str, float]:
-        """Says what is alarming; returns how the predictions spread."""
+        """Says what is alarming; returns how much the predictions vary."""
         compute = self._trainer.compute_metrics
         predictions = evaluation.predictions
         metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
@@ -222,8 +222,8 @@ class CollapseAlarm:
         if new and args.process_index == 0:
             logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
         self._said[name] = [*due]
-        spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
-        return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
+        logged = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
+        return {f"{prefix}{key}": float(value) for key, value in logged.items() if value is not None}
 
     def state(self) -> Json | None:
         """Returns what was said, for a checkpoint; None where nothing was looked at."""

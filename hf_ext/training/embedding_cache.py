@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
 MEMORY_FRACTION = 0.3  # of free memory that one table may take
-SAMPLE = 2048  # distinct sequences per input: enough for a mean and a spread per feature
+SAMPLE = 2048  # distinct sequences per input: enough for a mean and a standard deviation per feature
 LIVE_SAMPLE = 256  # where encoders train, and a forward pass is the cost of each; and of residues, which are many
 
 
@@ -327,7 +327,7 @@ class EmbeddingCache:
     # --- before the first step --------------------------------------------------------------------------------------
 
     def fit_scaling(self) -> None:
-        """Gives the model the mean and spread of labels over all rows, of embeddings over a sample of sequences.
+        """Gives the model the scale of labels over all rows, and of embeddings over a sample of sequences.
 
         Of a stream, the first 2048 rows are read. The same numbers on every process. Cost: with the cache, nothing
         that training would not need anyway; without, 256 sequences per input.

@@ -145,7 +145,7 @@ class Evaluator(TrainerCallback):
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
         size = args.eval_subset or 1.0
-        size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a share
+        size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a fraction
         settings = size, group_column, seed, args.eval_batch_size
         known = self._subsets.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:

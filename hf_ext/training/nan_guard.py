@@ -57,7 +57,7 @@ class NanGuard(TrainerCallback):
         self._norm: Tensor | float | None = None
 
     def see_norm(self, norm: Tensor | float | None) -> Tensor | float | None:
-        """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""
+        """Keeps the gradient's norm, which it returns whole: FSDP2 has a shard of it on each process."""
         self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return self._norm
 
