@@ -181,7 +181,7 @@ def _shorten(names: list[str]) -> str:
 
 
 class CollapseAlarm:
-    """Warns when predictions collapse while a model trains: few values, a small deviation, bfloat16 rounding, one class.
+    """Warns when predictions collapse while a model trains: few values, small deviation, bfloat16 rounding, one class.
 
     Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes, and of
     other kinds of labels where `compute_metrics` is a `RowMetrics` of them. Each alarm is said once until it goes away,
