@@ -155,11 +155,7 @@ def _pretrained(args: MaskedLMArguments, for_lora: bool) -> PreTrainedModel:
 
 
 def read_config(args: MaskedLMArguments) -> Any:
-    """Reads the configuration at `model_name_or_path`.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """Reads the configuration at `model_name_or_path`; raises ArgumentError where there is none."""
     with reading_model(args):
         return AutoConfig.from_pretrained(
             str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False

@@ -47,9 +47,8 @@ def _align(
         if len(row) != len(headers):
             raise ArgumentError(f"row {number} has {len(row)} cells for {len(headers)} headers; as many are needed.")
     lines = [[*headers], *([format_cell(value) for value in row] for row in rows)]
-    least = 0
+    least = 3 if is_markdown else 0
     if is_markdown:
-        least = 3
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     columns = [*zip(*lines)]
     sides = [">" if is_numeric(cells) else "<" for _, *cells in columns]
