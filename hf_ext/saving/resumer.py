@@ -116,7 +116,8 @@ class Resumer:
         own = Resumed(Path())
         if resumed is not None and resumed.is_own:
             own = resumed
-        self._saver.begin_run(facts, own.stored and own.stored.step, own.progress.get("best_saved_step"))
+        step = None if own.stored is None else own.stored.step
+        self._saver.begin_run(facts, step, own.progress.get("best_saved_step"))
         return None if resumed is None else str(resumed.folder)
 
     def go_on(self) -> None:
