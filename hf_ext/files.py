@@ -11,10 +11,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .errors import error_number
 
+StrPath: TypeAlias = str | os.PathLike[str]
+Facts: TypeAlias = Mapping[str, Any]  # by name, as they were written
+Json: TypeAlias = dict[str, Any]  # an object of JSON
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _TOO_LARGE = {errno.EFBIG}
@@ -43,7 +46,7 @@ def _is_torchs(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _TORCH.search(str(error)) is not None
 
 
-def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_bytes: int | None = None) -> str:
+def describe_failure(error: BaseException, path: StrPath, needed_bytes: int | None = None) -> str:
     """Describes what could not be written and why, bytes needed and free, and what to do: one paragraph for a log.
 
     Args:
@@ -64,7 +67,7 @@ def describe_failure(error: BaseException, path: str | os.PathLike[str], needed_
     return f"{path} could not be written: {reason}. {room[0].upper()}{room[1:]}. {advice}".rstrip()
 
 
-def free_bytes(path: str | os.PathLike[str]) -> int:
+def free_bytes(path: StrPath) -> int:
     """Counts bytes that this user may still write where `path` is or will be; quotas are not seen.
 
     Raises:
@@ -73,13 +76,13 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(nearest_existing(path)).free
 
 
-def can_make(folder: str | os.PathLike[str]) -> bool:
+def can_make(folder: StrPath) -> bool:
     """Returns whether this user may make `folder`, or write to it, as far as its nearest parent tells."""
     place = nearest_existing(folder)
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
-def nearest_existing(path: str | os.PathLike[str]) -> Path:
+def nearest_existing(path: StrPath) -> Path:
     """Returns `path`, or the nearest folder above it that is there for this user to see."""
     place = Path(path).absolute()
     while not os.path.exists(place) and place != place.parent:
@@ -87,7 +90,7 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-def used_bytes(folder: str | os.PathLike[str]) -> int:
+def used_bytes(folder: StrPath) -> int:
     """Counts bytes allocated for `folder` and everything in it, folders too; 0 if it does not exist.
 
     Links are not followed; what vanishes meanwhile, or stands in a folder that this user may not read, is not counted.
@@ -105,7 +108,7 @@ def used_bytes(folder: str | os.PathLike[str]) -> int:
     return own + sum(used_bytes(os.path.join(folder, child)) for child in children)
 
 
-def sync(path: str | os.PathLike[str]) -> None:
+def sync(path: StrPath) -> None:
     """Waits until a file or folder is on the disk, where the file system can tell.
 
     Raises:
@@ -121,7 +124,7 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def follow_umask(path: str | os.PathLike[str]) -> None:
+def follow_umask(path: StrPath) -> None:
     """Gives a file the mode of any new file of this process: safetensors (0.6 and later) lets its owner alone read it.
 
     A file system without modes is left as it is.
@@ -135,7 +138,7 @@ def follow_umask(path: str | os.PathLike[str]) -> None:
         os.chmod(path, 0o666 & ~umask)
 
 
-def remove_folder(folder: str | os.PathLike[str], last: str | None = None) -> None:
+def remove_folder(folder: StrPath, last: str | None = None) -> None:
     """Deletes a folder, its file `last` after all others, so that an interrupted deletion can be recognised.
 
     Raises:
@@ -153,7 +156,7 @@ def remove_folder(folder: str | os.PathLike[str], last: str | None = None) -> No
     remove(folder)
 
 
-def remove(path: str | os.PathLike[str]) -> None:
+def remove(path: StrPath) -> None:
     """Deletes a file, a link or an empty folder; nothing where it does not exist.
 
     Raises:
@@ -167,7 +170,7 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: StrPath) -> Iterator[Path]:
     """Gives the path of a draft, `.NAME.tmp` beside `path`, that takes the place of `path` if the block ends well.
 
     Raises:
@@ -183,7 +186,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def try_replacing(path: str | os.PathLike[str]) -> None:
+def try_replacing(path: StrPath) -> None:
     """Finds out, before there is anything to write, whether `replacing` could begin; changes nothing.
 
     Raises:
@@ -213,7 +216,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: StrPath, text: str) -> None:
     """Writes UTF-8, whole or not at all.
 
     Raises:
@@ -244,7 +247,7 @@ def read_cell(text: str) -> str:
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
-def write_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+def write_csv(path: StrPath, columns: Mapping[str, Any]) -> None:
     """Writes columns of equal length, whole or not at all; "" for None and NaN, cells as of `write_cell`.
 
     Raises:

@@ -9,6 +9,7 @@ from functools import partial
 from transformers import TrainerCallback
 
 from .data import MaskingEpochCallback
+from .plan import Plan
 from .processes import Team
 from .reporting import RunClockCallback, SpeedLine, ThroughputCallback
 from .saving import Exporter, Pusher, Resumer, Retention, Saver
@@ -16,10 +17,13 @@ from .training import (
     Backend,
     Checks,
     CollapseAlarm,
+    DeepSpeed,
     EarlyStopping,
     EmbeddingCache,
     EmbeddingHost,
     Evaluator,
+    Fsdp2,
+    Host,
     Loaders,
     Losses,
     MakeLoader,
@@ -27,7 +31,6 @@ from .training import (
     OnePass,
     PlannedRun,
     Stopper,
-    choose_backend,
 )
 
 
@@ -117,3 +120,10 @@ def make_parts(
         pusher=pusher,
         team=team,
     )
+
+
+def choose_backend(trainer: Host, plan: Plan) -> Backend:
+    """Returns the backend that fits what accelerate made of the launch and of the trainer's arguments."""
+    if trainer.is_deepspeed_enabled:
+        return DeepSpeed(trainer, plan)
+    return (Fsdp2 if trainer.accelerator.is_fsdp2 else Backend)(trainer, plan)

@@ -34,9 +34,10 @@ from transformers import (
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from .checkpoints import CheckpointStore, Sizes, hold_folders, load_weights
+from .checkpoints import CheckpointStore, Sizes, load_weights, lock_folders
 from .data import RepeatedRows
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
+from .files import Json, StrPath
 from .hub import HubError
 from .models import replaced
 from .parts import Parts, make_parts
@@ -182,7 +183,7 @@ class FastTrainer(Trainer):
             self._ext_make_model(trial)
         has_own_loader = find_override(self, "get_train_dataloader") is not None
         check_training(self.args, None if has_own_loader else getattr(self, "train_dataset", None), self.model)
-        with hold_folders(self.args):  # before anything in it is looked at
+        with lock_folders(self.args):  # before anything in it is looked at
             self._ext_parts.saver.open_folders()
             # Once all others have said what is due.
             self.callback_handler.callbacks.sort(key=lambda callback: isinstance(callback, Stopper | Events))
@@ -435,7 +436,7 @@ class FastTrainer(Trainer):
         """
         own = os.path.realpath(self.args.output_dir)
         needs_folder = not _internal_call and os.path.realpath(output_dir or own) == own
-        with hold_folders(self.args, together=False) if needs_folder else nullcontext():
+        with lock_folders(self.args, together=False) if needs_folder else nullcontext():
             self._ext_export(output_dir, _internal_call)
             if self.args.push_to_hub and not _internal_call and output_dir in (None, self.args.output_dir):
                 self._ext_parts.pusher.push_model("Model save", blocking=False)
@@ -443,12 +444,12 @@ class FastTrainer(Trainer):
     def _ext_export(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         backend = self._ext_parts.backend
         exporter = self._ext_parts.exporter
-        if _internal_call and backend.is_spread and not backend.is_zero:  # a checkpoint: accelerate writes the weights
+        if _internal_call and backend.is_sharded and not backend.is_zero:  # a checkpoint: accelerate writes the weights
             self._ext_save_companions(Path(str(output_dir)))
             return
         whole = backend.whole_weights()
         with nullcontext() if _internal_call else exporter.exporting(output_dir):
-            if backend.is_spread:
+            if backend.is_sharded:
                 self._save(output_dir, whole)
             else:
                 super().save_model(output_dir, _internal_call=True)  # else it pushes
@@ -467,13 +468,13 @@ class FastTrainer(Trainer):
         if self.args.should_save:
             self._ext_parts.exporter.save_companions(folder)
 
-    def save_merged(self, folder: str | os.PathLike[str]) -> None:
+    def save_merged(self, folder: StrPath) -> None:
         """Writes the model with its LoRA adapters merged into the weights; the folder loads without PEFT.
 
         `trainer.model` keeps its adapters. Predictions are the same up to rounding. Cost: memory for a second copy.
 
         Raises:
-            ArgumentError: the model has no adapters, or its weights are spread over processes.
+            ArgumentError: the model has no adapters, or its weights are sharded over processes.
             DiskFailure: as `save_model`.
         """
         self._ext_parts.exporter.save_merged(folder)
@@ -497,7 +498,7 @@ class FastTrainer(Trainer):
             return
         self._ext_parts.saver.verify_best()
         logger.info("Loading the best model, of %s.", self.state.best_model_checkpoint)
-        if self._ext_parts.backend.is_spread:
+        if self._ext_parts.backend.is_sharded:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
@@ -562,7 +563,7 @@ class FastTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self._ext_parts.pusher.open(token=token, private=private)
-        with hold_folders(self.args, together=False):
+        with lock_folders(self.args, together=False):
             self._ext_parts.pusher.save_with_card(self._ext_export, kwargs)
         return self._ext_parts.pusher.push_model(
             commit_message, blocking, token=token, revision=revision, private=private
@@ -594,7 +595,7 @@ class FastTrainer(Trainer):
         autocast = self.accelerator.autocast
         return encode_sequences(self.model, self.data_collator, name, sequences, device, autocast)
 
-    def embedding_key(self, name: str) -> dict[str, Any]:
+    def embedding_key(self, name: str) -> Json:
         """Returns everything that decides the value of all embeddings of input `name`.
 
         How long ones are cut is known apart.
@@ -639,12 +640,12 @@ class FastTrainer(Trainer):
         return self._ext_parts.run_clock
 
     @property
-    def stopping_decisions(self) -> list[dict[str, Any]]:
+    def stopping_decisions(self) -> list[Json]:
         """Those of early stopping."""
         return self._ext_parts.early_stopping.decisions
 
     @property
-    def collapse_alarms(self) -> list[dict[str, Any]]:
+    def collapse_alarms(self) -> list[Json]:
         """Every alarm said while training."""
         return self._ext_parts.collapse_alarm.alarms
 
@@ -688,13 +689,11 @@ class Events(TrainerCallback):
         self._trainer.checkpoints.begin_copies(retention.best_step())
         retention.check()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(self, *event: object, **kwargs: object) -> None:
         """Finishes a checkpoint that has its name, once all others had to write stands there; does not wait."""
         self._trainer._ext_parts.saver.finish(waits=False)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, *event: object, **kwargs: object) -> None:
         """Finishes the checkpoint under way: after one optimizer step at most it is whole."""
         self._trainer._ext_parts.saver.finish()
 

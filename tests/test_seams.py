@@ -15,7 +15,7 @@ from transformers import Trainer
 import hf_ext
 from hf_ext.trainer import FastTrainer
 from hf_ext.training import find_override
-from hf_ext.training.overrides import TRAINING_LOSS
+from hf_ext.training.host import TRAINING_LOSS
 
 # As Trainer has them in transformers 5.24; what is indented goes on.
 SIGNATURES = """

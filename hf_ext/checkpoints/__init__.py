@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .compare import STEP_SIZE, compare_runs, describe_run, refuse, refuse_asked
+    from .compare import STEP_SIZE, compare_runs, refuse, refuse_asked
     from .finished_model import (
-        CONFIG,
         MODEL_MANIFEST,
-        TOKENIZER,
+        PART,
         WEIGHTS,
         check_finite,
         check_model,
         find_model,
+        list_files,
         not_finite,
         open_model,
         write_model_manifest,
@@ -37,15 +37,16 @@ if TYPE_CHECKING:
         Sizes,
         bound_sizes,
         check_budget,
+        export_bytes,
         needed_bytes,
         read_policy,
         steps_beyond_limit,
         steps_for_room,
     )
-    from .run_lock import check_folder, find_other_run, hold_folders, local_folder, make_folder, run_folder
+    from .run_facts import describe_run
+    from .run_lock import check_folder, find_other_run, local_folder, lock_folders, make_folder, run_folder
     from .store import STAGING, CheckpointStore
     from .weights import (
-        export_bytes,
         keep_source_digests,
         load_weights,
         name_some,

@@ -1,31 +1,20 @@
 """Does a run continue the one that wrote a checkpoint? Facts of both, compared; what makes another run is refused.
 
-Of arguments, all are compared that are not in `free_to_differ.py`, one with several parts part by part.
+Of arguments, all are compared that are not in `free_to_differ.py`, one with several entries entry by entry.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from transformers import TrainingArguments
-
-from ..arguments import training_names
-from ..data import compare_fingerprints, fingerprint
+from ..data import compare_fingerprints
 from ..errors import ArgumentError, CheckpointError
-from ..evaluation import RowMetrics
-from ..models import unwrap_peft
-from .free_to_differ import FREE_TO_DIFFER
+from ..files import Facts, StrPath
 from .manifest import CHECKPOINT_NAME, read_stored
+from .run_facts import compared_arguments
 
 # Decide which rows make up an optimizer step; harmless together as long as every step takes the same rows.
 STEP_SIZE = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps"})
@@ -37,160 +26,15 @@ OTHER_STATES = frozenset({"optim", "optim_args", "optim_target_modules", "lr_sch
 NOT_AS_ASKED = STEP_SIZE | {"metric_for_best_model", "remove_unused_columns", "parallelism_config", "fsdp"}
 NOT_AS_ASKED |= {"fsdp_config", "deepspeed"}
 NOTHING: tuple[Any, ...] = (None, "", [], {})  # ways to give an argument nothing
-SECRETS = ("token", "key", "secret", "password")  # ends of names in classes of the user's own, which no file may hold
 
 GROUPS = ("all", "collator", "data", "eval_data", "model", "speedups", "test_data", "world_size")
 
-# Of configurations: versions and places; what follows from the data or the machine and is compared as such; and what
-# transformers sets while it trains.
-_NO_SHAPE = frozenset(
-    """
-    _name_or_path name_or_path revision fingerprint base_model_name_or_path transformers_version peft_version
-    architectures auto_mapping inference_mode runtime_config dtype torch_dtype use_cache
-    label_mean label_std is_scaled layer_choice encoder_dtype encoder_autocast encoder_bits
-    pad_token_id bos_token_id eos_token_id modules_to_save
-    """.split()  # noqa: SIM905  readable as a paragraph
-)
+MAX_SHOWN = 120  # characters of a value
 NEVER = ""  # names what no word in `allow_changed` lets pass
 # What differs, as a line, and the word in `allow_changed` that lets it pass.
 Difference = tuple[str, str]
 
 logger = logging.getLogger(__name__)
-
-
-# --- the facts of a run ----------------------------------------------------------------------------------------------
-
-
-class Described(Protocol):
-    """What of a trainer makes the run what it is."""
-
-    train_dataset: Any
-    data_collator: Any
-
-    @property
-    def args(self) -> TrainingArguments:
-        """Returns those of now."""
-
-    @property
-    def model(self) -> nn.Module:
-        """Returns the model that trains."""
-
-    @property
-    def compute_metrics(self) -> object:
-        """Returns what scores evaluations, a `RowMetrics` perhaps."""
-
-
-def describe_run(
-    run: Described, held_out: Mapping[str, Any], written_by: str, speedups: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Describes a run: the facts for the manifest of its checkpoints and for `compare_runs`.
-
-    Call it at the same point of every run: after the plan was applied, before training begins.
-
-    Args:
-        held_out: evaluation sets by their prefix, and "test".
-        written_by: what writes weights and states into checkpoints.
-        speedups: settings that count of those that were applied, see `Plan.compared`.
-
-    Returns:
-        JSON-able, and equal to what JSON makes of it: world_size, devices_per_process, written_by, arguments, data,
-        held_out, model, collator, speedups.
-
-    Cost: that of `fingerprint`, some seconds per GB of a table.
-    """
-    args = run.args
-    best = run.args.metric_for_best_model
-    compute = run.compute_metrics
-    if best and isinstance(compute, RowMetrics):
-        best = compute.spell_out(best)  # with the threshold or the groups that decide its value
-    facts = {
-        "world_size": args.world_size,
-        "devices_per_process": max(1, args.n_gpu),
-        "written_by": written_by,
-        "arguments": {**_compared_arguments(args), "metric_for_best_model": best},
-        "data": fingerprint(run.train_dataset),
-        "held_out": {name: fingerprint(rows) for name, rows in held_out.items() if rows is not None},
-        "model": _describe_model(run.model),
-        "collator": _describe_collator(run.data_collator),
-        "speedups": speedups,
-    }
-    return _as_json(facts)
-
-
-def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Returns their values by name; those of `accelerator_config` by `accelerator_config.NAME`."""
-    names = {spec.name for spec in dataclasses.fields(args)} | training_names()
-    values = {name: getattr(args, name) for name in sorted(names) if not name.endswith(SECRETS)}
-    config = values.pop("accelerator_config")
-    values |= {f"accelerator_config.{name}": value for name, value in vars(config).items()}
-    return {name: value for name, value in values.items() if name not in FREE_TO_DIFFER}
-
-
-def _as_json(facts: Any) -> Any:
-    return json.loads(json.dumps(facts, default=_to_json, skipkeys=True))
-
-
-def _to_json(value: object) -> object:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return vars(value)
-    return type(value).__qualname__
-
-
-def _describe_model(model: nn.Module) -> dict[str, Any]:
-    inner = unwrap_peft(model)
-    config: Any = getattr(inner, "config", None)
-    adapters = getattr(model, "peft_config", None) or {}
-    training = sorted(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters() if p.requires_grad)
-    terms: Any = getattr(inner, "terms", None)  # of the loss, beside the data's: part of what is learned
-    return {
-        **({"terms": terms} if dataclasses.is_dataclass(terms) else {}),
-        "class": [_class_of(model), _class_of(inner)],
-        "config": _shape(config.to_dict()) if hasattr(config, "to_dict") else {},
-        "adapters": {name: _shape(adapter.to_dict()) for name, adapter in adapters.items()},
-        "num_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "trainable_names": hashlib.blake2b("\n".join(training).encode(), digest_size=16).hexdigest(),
-        "encoders": [_identity(spec) for spec in getattr(config, "encoder_specs", ())],
-    }
-
-
-def _class_of(model: nn.Module) -> str:
-    """Names the class of a module, before FSDP2 put a class of its own in front."""
-    return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule)).__name__
-
-
-def _shape(config: Any) -> Any:
-    """Returns a configuration without what does not matter for the mathematics, or is left open."""
-    if isinstance(config, dict):
-        kept = {str(key): _shape(value) for key, value in config.items() if key not in _NO_SHAPE}
-        return {key: value for key, value in kept.items() if value is not None}
-    return [_shape(value) for value in config] if isinstance(config, list | tuple) else config
-
-
-def _identity(spec: Any) -> str:
-    """Returns an encoder's weights, wherever they lie: their hash, else what they are called."""
-    fingerprint = str(spec.fingerprint or "")
-    return fingerprint if fingerprint.startswith("sha256:") else f"{spec.name_or_path}@{spec.revision}"
-
-
-def _describe_collator(collator: object) -> dict[str, Any]:
-    """Describes class and settings: plain public attributes, the columns, and what its tokenizers make of residues."""
-    facts: dict[str, Any] = {"class": getattr(collator, "__qualname__", type(collator).__qualname__)}
-    for name, value in getattr(collator, "__dict__", {}).items():
-        if not name.startswith("_") and (name == "columns" or isinstance(value, bool | int | float | str | None)):
-            facts[name] = value
-    tokenizers = getattr(collator, "tokenizers", None)
-    if isinstance(tokenizers, Mapping):
-        facts["tokenizers"] = {
-            str(name): {"ids": t.fingerprint(), "max_residues": t.max_residues} for name, t in tokenizers.items()
-        }
-    return facts
-
-
-# --- the comparison --------------------------------------------------------------------------------------------------
 
 
 class Changes(NamedTuple):
@@ -203,7 +47,7 @@ class Changes(NamedTuple):
     allowed: set[str]
 
 
-def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str] = ()) -> Changes:
+def compare_runs(old: Facts, new: Facts, allowed: Sequence[str] = ()) -> Changes:
     """Compares the facts of a checkpoint's run with those of this one, in what both have.
 
     Args:
@@ -223,7 +67,7 @@ def compare_runs(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequen
     return Changes([text for text, name in found if name not in passed], passed)
 
 
-def refuse(checkpoint: str | os.PathLike[str], contradictions: Sequence[str]) -> None:
+def refuse(checkpoint: StrPath, contradictions: Sequence[str]) -> None:
     """Raises CheckpointError if there are any."""
     if contradictions:
         listed = "\n  ".join(contradictions)
@@ -251,13 +95,13 @@ def refuse_asked(args: Any) -> None:
     stored = max(filter(None, found), key=lambda one: one.step, default=None)
     if stored is not None:
         before = stored.manifest.facts["arguments"]
-        now = _as_json(_compared_arguments(args))
+        now = compared_arguments(args)
         asked_for = (args.explicit_fields & now.keys()) - NOT_AS_ASKED
         now |= {name: value for name, value in before.items() if name not in asked_for}
         refuse(stored.path, compare_runs({"arguments": before}, {"arguments": now}, args.allow_changed).contradictions)
 
 
-def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _find_differences(old: Facts, new: Facts) -> Iterator[Difference]:
     both = old.keys() & new.keys()
     if "arguments" in both:
         yield from _compare_arguments(old["arguments"], new["arguments"])
@@ -291,14 +135,14 @@ def _find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
         yield text, NEVER
 
 
-def _compare_rows(place: str, group: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_rows(place: str, group: str, old: Facts, new: Facts) -> Iterator[Difference]:
     differences, untold = compare_fingerprints(old, new)
     yield from ((f"{place}: {text}", group) for text in differences)
     for text in untold:
         logger.info("%s: %s", place, text)
 
 
-def _compare_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_arguments(before: Facts, now: Facts) -> Iterator[Difference]:
     idle = set(STEP_SIZE)  # compared as what they make together
     if min(before.get("max_steps", -1), now.get("max_steps", -1)) > 0:
         idle.add("num_train_epochs")
@@ -323,7 +167,7 @@ def _compare_values(name: str, one: Any, other: Any) -> Iterator[str]:
             yield _line(place, before.get(place), now.get(place))
 
 
-def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare_steps(old: Facts, new: Facts) -> Iterator[Difference]:
     """Yields differences unless every optimizer step takes the same rows.
 
     Batch size, accumulation and processes may differ.
@@ -339,7 +183,7 @@ def _compare_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[D
             yield _line(name, one, other) + hint, name if name in STEP_SIZE else "world_size"
 
 
-def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
+def _step_size(facts: Facts) -> tuple[str, int]:
     """Describes the rows of a step: where it is equal, two runs take the same rows in the same order."""
     arguments = facts["arguments"]
     num_batches = arguments["gradient_accumulation_steps"] * facts["world_size"]
@@ -351,11 +195,11 @@ def _step_size(facts: Mapping[str, Any]) -> tuple[str, int]:
 def _leaves(value: object, place: str) -> Iterator[tuple[str, Any]]:
     """Yields (dotted place, value) of everything in nested mappings and in lists of mappings."""
     if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from _leaves(part, f"{place}.{key}")
-    elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
-        for i, part in enumerate(value):
-            yield from _leaves(part, f"{place}.{i}")
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}.{key}")
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{place}.{i}")
     else:
         yield place, value
 
@@ -364,6 +208,6 @@ def _line(name: str, one: object, other: object) -> str:
     return f"{name}: {_short(one)} in the checkpoint, {_short(other)} now"
 
 
-def _short(value: object, limit: int = 120) -> str:
+def _short(value: object) -> str:
     text = str(value) or "''"
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..data import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
+from ..files import StrPath
 from ..pretrained import fetch_folder, reading
 from .manifest import Manifest, check_files, hash_file
 
 MODEL_MANIFEST = "model_manifest.json"
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
-TOKENIZER = (
+_TOKENIZER = (
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|"
     r"merges\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.jinja"
 )
-CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
-_PART = re.compile(rf"{WEIGHTS}|{CONFIG}|(tokenizers/\d+/)?({TOKENIZER})")
+_CONFIG = r"(generation_|adapter_)?config\.json|inputs\.json"
+PART = re.compile(rf"{WEIGHTS}|{_CONFIG}|(tokenizers/\d+/)?({_TOKENIZER})")
 
 # Files that a model needs; never pickled weights, whatever else lies in a repository.
 _FILES = [
@@ -34,7 +36,7 @@ _FILES = [
 logger = logging.getLogger(__name__)
 
 
-def write_model_manifest(folder: str | os.PathLike[str], step: int = 0, epoch: float = 0.0) -> None:
+def write_model_manifest(folder: StrPath, step: int = 0, epoch: float = 0.0) -> None:
     """Writes `model_manifest.json`: size and sha256 of what loading reads, not of card, report or records.
 
     Raises:
@@ -42,11 +44,11 @@ def write_model_manifest(folder: str | os.PathLike[str], step: int = 0, epoch: f
 
     Cost: reads the files once, see `hash_file`.
     """
-    files = {name: hash_file(Path(folder) / name) for name in _list_parts(Path(folder))}
+    files = {name: hash_file(Path(folder) / name) for name in list_files(folder, PART)}
     Manifest("", step, epoch, {}, files).write(folder, MODEL_MANIFEST)
 
 
-def check_model(folder: str | os.PathLike[str]) -> None:
+def check_model(folder: StrPath) -> None:
     """Refuses a folder whose files are not those of its manifest; one without a manifest is named in the log.
 
     Raises:
@@ -69,7 +71,7 @@ def check_model(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def open_model(cls: Any, folder: str | os.PathLike[str]) -> Any:
+def open_model(cls: Any, folder: StrPath) -> Any:
     """Opens the model of class `cls` in a folder, from safetensors, verified by its manifest, with finite weights.
 
     Args:
@@ -87,7 +89,7 @@ def open_model(cls: Any, folder: str | os.PathLike[str]) -> Any:
     return opened
 
 
-def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> None:
+def check_finite(folder: StrPath, tensors: Mapping[str, Tensor]) -> None:
     """Refuses a loaded model that would answer every question with NaN.
 
     Args:
@@ -105,8 +107,8 @@ def check_finite(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Ten
         )
 
 
-def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's part.
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of tensors that hold NaN or infinity, in the order given; of sharded tensors, this process's shard.
 
     Args:
         tensors: pairs of name and tensor, as `model.named_parameters()`; other dtypes than floating ones are finite.
@@ -122,13 +124,16 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     return [name for name, tensor in floating if not tensor.isfinite().all()]
 
 
-def _list_parts(root: Path) -> list[str]:
-    paths = [*root.glob("*"), *root.glob("tokenizers/*/*")]
-    names = [path.relative_to(root).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
-    return sorted(name for name in names if _PART.fullmatch(name))
+def list_files(folder: StrPath, allowed: re.Pattern[str]) -> list[str]:
+    """Lists files of a model folder with such a name. No links: one has an allowed name and leads to anything."""
+    root = Path(folder)
+    here = root.resolve()
+    paths = [path.relative_to(root) for path in (*root.glob("*"), *root.glob("tokenizers/*/*")) if path.is_file()]
+    names = [path.as_posix() for path in paths if (root / path).resolve() == here / path]
+    return sorted(filter(allowed.fullmatch, names))
 
 
-def _floating(tensor: torch.Tensor) -> torch.Tensor | None:
+def _floating(tensor: Tensor) -> Tensor | None:
     tensor = tensor.detach()
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -9,10 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..errors import CheckpointError
-from ..files import parse_json, sync, used_bytes
+from ..files import Json, StrPath, parse_json, sync, used_bytes
 
 MANIFEST = "manifest.json"
 MANIFEST_DRAFT = f"{MANIFEST}.tmp"
@@ -30,7 +29,7 @@ class FileRecord:
     sha256: str
 
 
-def hash_file(path: str | os.PathLike[str]) -> FileRecord:
+def hash_file(path: StrPath) -> FileRecord:
     """Reads a whole file. Cost: 0.5 to 2 s per GB; the interpreter lock is free meanwhile.
 
     Raises:
@@ -58,17 +57,18 @@ class Manifest:
     run_id: str
     step: int
     epoch: float
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Json = field(default_factory=dict)
     files: Mapping[str, FileRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.files:
-            if not is_plain(name):
+            # Relative, with `/`, and inside its folder.
+            if {"", ".", ".."} & set(name.split("/")) or {"\\", "\0"} & set(name):
                 raise CheckpointError(
                     f"File name {name!r}: expected a plain path inside the checkpoint, such as 'a/b.json'."
                 )
 
-    def write(self, folder: str | os.PathLike[str], name: str = MANIFEST) -> None:
+    def write(self, folder: StrPath, name: str = MANIFEST) -> None:
         """Puts `manifest.json`, or `name`, into `folder`, whole or not at all, and waits until it is on the disk.
 
         Raises:
@@ -82,7 +82,7 @@ class Manifest:
         sync(folder)
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str], name: str = MANIFEST, may_link: bool = False) -> Manifest:
+    def read(cls, folder: StrPath, name: str = MANIFEST, may_link: bool = False) -> Manifest:
         """Reads the manifest of `folder`.
 
         Raises:
@@ -106,12 +106,7 @@ class Manifest:
         return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n"
 
 
-def is_plain(name: str) -> bool:
-    """Returns whether `name` is a relative path, with `/`, that stays inside its folder."""
-    return not {"", ".", ".."} & set(name.split("/")) and not {"\\", "\0"} & set(name)
-
-
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """Reads a JSON object from a regular file: never from a link, nor from a pipe, which could block for ever.
 
     Raises:
@@ -129,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_files(folder: str | os.PathLike[str], manifest: Manifest, may_link: bool = False) -> list[str]:
+def check_files(folder: StrPath, manifest: Manifest, may_link: bool = False) -> list[str]:
     """Checks the files in `folder` against the manifest; one line per fault: "NAME: expected ..., found ...".
 
     Files that the manifest does not name are not looked at. Cost: reads every file of the right size, see `hash_file`.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import CheckpointError, FolderError
-from ..files import describe_failure, is_disk_failure, sync
+from ..files import StrPath, describe_failure, is_disk_failure, sync
 from .manifest import CHECKPOINT_NAME, MANIFEST, Stored, verify
 from .store import CheckpointStore
 
@@ -44,7 +44,7 @@ class MirroredStore(CheckpointStore):
     checkpoint that is pinned cannot make room: the local disk needs space for one more than rotation keeps.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], target_folder: str | os.PathLike[str]):
+    def __init__(self, folder: StrPath, target_folder: StrPath):
         super().__init__(folder)
         self.target = CheckpointStore(target_folder, self.run_id)
         self.target.empties_trash = True
@@ -135,8 +135,8 @@ class MirroredStore(CheckpointStore):
     def _copy(self, step: int) -> None:
         with self.pinned(step):
             stored = self._find(step)
-            there = [held.manifest.files.items() for held in self.target.checkpoints()]
-            if stored is None or any(stored.manifest.files.items() <= held for held in there):
+            there = [copied.manifest.files.items() for copied in self.target.checkpoints()]
+            if stored is None or any(stored.manifest.files.items() <= copied for copied in there):
                 return
             self.target.sweep()
             staged = self.target.stage(step)

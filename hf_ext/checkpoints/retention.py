@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from peft import PeftModel
 from torch import nn
 from transformers import TrainingArguments
 
 from ..errors import ArgumentError
 from ..memory import optimizer_bytes
-from .weights import weights_bytes
+from .weights import drop_ties, frozen_entries, stored_entries, stores_part
+
+SLACK_BYTES = 64 * 1024  # configurations, a model card, generation settings, an index
+HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
 GB = 10**9
 SMALL_FILES_BYTES = 2**20  # tokenizer, configs, and what logs grow by between two checkpoints
@@ -108,7 +112,7 @@ def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: 
 
 
 def steps_for_room(
-    entries: Sequence[Entry], excess_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool = False
+    entries: Sequence[Entry], excess_bytes: int, best_step: int | None, policy: Policy, is_new_best: bool
 ) -> list[int] | None:
     """Steps to delete before a checkpoint is written, so that `excess_bytes` are free; None where that cannot be.
 
@@ -200,3 +204,24 @@ def bound_sizes(model: nn.Module, args: TrainingArguments, small_bytes: int, is_
     optimizer = optimizer_bytes(model, str(args.optim), is_muon)[0]
     optimizer += 3 * TENSOR_BYTES * sum(p.requires_grad for p in model.parameters())
     return Sizes(weights, optimizer, small_bytes)
+
+
+# --- how large they are -----------------------------------------------------------------------------------------------
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Bounds the bytes of weights in a checkpoint from above. Cost: none; nothing is hashed."""
+    is_part = isinstance(model, PeftModel) or stores_part(model)
+    left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()  # weights that are stored by reference
+    whole = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in left_out}
+    entries = drop_ties(stored_entries(model) if is_part else whole)
+    names = [*entries, *(frozen_entries(model) if is_part else ())]  # of frozen ones, their hashes
+    total = sum(tensor.nbytes for tensor in entries.values()) + sum(len(name) + HEADER_BYTES for name in names)
+    return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
+
+
+def export_bytes(model: nn.Module) -> int:
+    """Bounds the bytes of what `Trainer.save_model` writes from above: frozen weights too, but for adapters."""
+    if isinstance(model, PeftModel) or not stores_part(model):
+        return weights_bytes(model)
+    return weights_bytes(model) + sum(tensor.nbytes for tensor in drop_ties(frozen_entries(model)).values())

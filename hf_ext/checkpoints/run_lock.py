@@ -16,7 +16,7 @@ from typing import Any
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from ..errors import FolderError
-from ..files import is_disk_failure
+from ..files import StrPath, is_disk_failure
 from ..processes import do_on_main
 from .compare import refuse_asked
 from .finished_model import MODEL_MANIFEST, WEIGHTS
@@ -43,13 +43,13 @@ def run_folder(args: Any) -> Iterator[None]:
         DiskFailure: the disk is full or broken.
     """
     do_on_main(args, lambda: check_folder(args.output_dir))
-    with hold_folders(args):
+    with lock_folders(args):
         do_on_main(args, lambda: refuse_asked(args))
         yield
 
 
 @contextmanager
-def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
+def lock_folders(args: Any, together: bool = True) -> Iterator[None]:
     """Keeps other processes' runs out of `output_dir` and of its folder in `local_checkpoint_dir`.
 
     A disk that refuses costs the lock and a warning, no more: saves have rules of their own for that.
@@ -59,17 +59,17 @@ def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
         together: all processes of the run enter, and are refused together; else the main one acts, and raises, alone.
 
     Raises:
-        FolderError: another run holds one of them; this one then holds none.
+        FolderError: another run has one of them; this one then has none.
     """
     folders = [Path(args.output_dir)]
     if args.local_checkpoint_dir is not None:
         folders.append(local_folder(args.local_checkpoint_dir, args.output_dir))
-    with ExitStack() as held:
+    with ExitStack() as locks:
 
         def enter() -> None:
             for folder in folders:
                 try:
-                    held.enter_context(hold_folder(folder))
+                    locks.enter_context(lock_folder(folder))
                 except OSError as error:
                     logger.warning("%s is not locked against other runs: %s.", folder, error.strerror)
 
@@ -81,7 +81,7 @@ def hold_folders(args: Any, together: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+def lock_folder(folder: StrPath) -> Iterator[None]:
     """Keeps other processes' runs out of `folder` while entered. Runs of one process share it, one in another.
 
     What a killed process of this machine left is taken over at once. Of another machine, or another container, it
@@ -114,7 +114,7 @@ def hold_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
             lease.release()
 
 
-def find_other_run(folder: str | os.PathLike[str]) -> str | None:
+def find_other_run(folder: StrPath) -> str | None:
     """Describes another process's run that has `folder`, for a refusal; None without one.
 
     Removes what a dead one left.
@@ -134,7 +134,7 @@ def find_other_run(folder: str | os.PathLike[str]) -> str | None:
     return _refusal(folder, lease)
 
 
-def _lease(folder: str | os.PathLike[str]) -> SoftFileLease:
+def _lease(folder: StrPath) -> SoftFileLease:
     """Returns the one lease of this process for the folder."""
     return SoftFileLease(
         Path(os.path.realpath(folder), LOCK),
@@ -154,7 +154,7 @@ def _is_of_this_machine(lease: SoftFileLease) -> bool:
     return lease.owner is not None and lease.owner.hostname.partition("?")[0] == socket.gethostname()
 
 
-def _refusal(folder: str | os.PathLike[str], lease: SoftFileLease) -> str:
+def _refusal(folder: StrPath, lease: SoftFileLease) -> str:
     owner = lease.owner
     if owner is None:
         return f"{lease.lock_file} names no run. Delete it if no run is in the folder, or choose another --output_dir."
@@ -165,7 +165,7 @@ def _refusal(folder: str | os.PathLike[str], lease: SoftFileLease) -> str:
     )
 
 
-def check_folder(path: str | os.PathLike[str]) -> None:
+def check_folder(path: StrPath) -> None:
     """Makes the output folder of a run where there is none, and refuses one that was made for something else.
 
     Raises:
@@ -182,7 +182,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         )
 
 
-def make_folder(path: str | os.PathLike[str], option: str = "--output_dir") -> None:
+def make_folder(path: StrPath, option: str = "--output_dir") -> None:
     """Makes a folder where there is none; `option` is what a user changes to have another.
 
     Raises:

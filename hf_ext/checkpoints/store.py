@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import CheckpointError, FolderError
-from ..files import follow_umask, remove, remove_folder, sync
+from ..files import Json, StrPath, follow_umask, remove, remove_folder, sync
 from .manifest import (
     CHECKPOINT_NAME,
     MANIFEST,
@@ -60,7 +59,7 @@ class CheckpointStore:
 
     empties_trash = False  # files are emptied before they are removed: a Drive keeps, and counts, what it removes
 
-    def __init__(self, folder: str | os.PathLike[str], run_id: str | None = None):
+    def __init__(self, folder: StrPath, run_id: str | None = None):
         self.folder = Path(folder).absolute()
         self.run_id = run_id or uuid.uuid4().hex
         self._pins: Counter[int] = Counter()
@@ -124,7 +123,7 @@ class CheckpointStore:
             logger.warning("%s:\n  %s", text, "\n  ".join(problems))
         return None
 
-    def open(self, path: str | os.PathLike[str]) -> Stored | None:
+    def open(self, path: StrPath) -> Stored | None:
         """Opens a checkpoint named by the user; None for one of stock Trainer, which nothing can verify.
 
         Raises:
@@ -167,7 +166,7 @@ class CheckpointStore:
         path.mkdir()
         return path
 
-    def commit(self, step: int, epoch: float, facts: dict[str, Any]) -> Stored:
+    def commit(self, step: int, epoch: float, facts: Json) -> Stored:
         """Makes what was staged the checkpoint of its step; when it returns, a power cut does not undo it.
 
         Args:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from peft import PeftModel
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
@@ -37,12 +37,11 @@ TRAINABLE = "trainable.safetensors"
 FROZEN = "frozen.json"
 MODEL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
-SLACK_BYTES = 64 * 1024  # configurations, a model card, generation settings, an index
-HEADER_BYTES = 160  # safetensors' description of one tensor, without its name
 
 # Entries that a pretrained base may lack: adapters, and modules that are made at random where it has none. Frozen or
 # not, they are small, and would hash differently under every seed; so they are stored.
 BESIDE_BASE = re.compile(r"(^|\.)(lora_\w+|contact_head|pooler|original_module)\.")
+Tensors = dict[str, Tensor]  # by name
 _ROUNDED = (torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 
 
@@ -67,7 +66,7 @@ def read_base(model: nn.Module) -> dict[str, Any]:
     return {"name_or_path": str(getattr(base, "name_or_path", "") or ""), "revision": revision}
 
 
-def frozen_entries(model: nn.Module) -> dict[str, torch.Tensor]:
+def frozen_entries(model: nn.Module) -> Tensors:
     """Returns entries of the state dict that never train, by name.
 
     Layers in 8 or 4 bits by what they were made from.
@@ -77,7 +76,7 @@ def frozen_entries(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in never_train.items() if not BESIDE_BASE.search(name)}
 
 
-def stored_entries(model: nn.Module) -> dict[str, torch.Tensor]:
+def stored_entries(model: nn.Module) -> Tensors:
     """Returns the others: what `trainable.safetensors` holds."""
     frozen = frozen_entries(model)
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in frozen}
@@ -86,13 +85,11 @@ def stored_entries(model: nn.Module) -> dict[str, torch.Tensor]:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def save_weights(
-    model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
-) -> None:
+def save_weights(model: PreTrainedModel | PeftModel, folder: Path, state_dict: Tensors | None = None) -> None:
     """Writes all weights and the configuration of a `PreTrainedModel` or `PeftModel`, as for a model folder.
 
     Args:
-        state_dict: whole weights where they are spread over processes.
+        state_dict: whole weights where they are sharded over processes.
     """
     if isinstance(model, PeftModel):
         model.save_pretrained(str(folder), state_dict=state_dict)
@@ -104,7 +101,7 @@ def save_weights(
 
 
 def save_checkpoint_weights(
-    model: PreTrainedModel | PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None = None
+    model: PreTrainedModel | PeftModel, folder: Path, state_dict: Tensors | None = None
 ) -> None:
     """Saves the same for a checkpoint: without what is frozen, of which it holds the hash; see this module's table.
 
@@ -126,7 +123,7 @@ def save_checkpoint_weights(
     (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
+def _add_unfrozen(model: PeftModel, folder: Path, state_dict: Tensors | None) -> None:
     """Adds weights that the user let train beside the adapters: PEFT leaves them out of its files.
 
     Under their own names, as PEFT itself adds embeddings.
@@ -140,12 +137,13 @@ def _add_unfrozen(model: PeftModel, folder: Path, state_dict: dict[str, torch.Te
         _write_tensors({**entries, **_read_tensors(path)}, path)
 
 
-def _write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+def _write_tensors(tensors: Tensors, path: Path) -> None:
     """Writes safetensors, which takes no storage twice; of names for the same tensor, the first."""
-    save_file({n: t.detach().clone().contiguous() for n, t in _once(tensors).items()}, path, metadata={"format": "pt"})
+    once = {name: tensor.detach().clone().contiguous() for name, tensor in drop_ties(tensors).items()}
+    save_file(once, path, metadata={"format": "pt"})
 
 
-def _once(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def drop_ties(tensors: Tensors) -> Tensors:
     """Returns `tensors`, of a state dict with `keep_vars`, without further names for tied weights."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
@@ -169,7 +167,7 @@ def _digest_frozen(model: Any) -> dict[str, str]:
 
     Cost: reads every byte once, about 1 s per GB and core; a change through `.data` is not noticed.
     """
-    tensors = _once(frozen_entries(model))
+    tensors = drop_ties(frozen_entries(model))
     key = [(name, id(tensor), tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()]
     kept = getattr(model, "_frozen_digests", None)
     if kept and kept[0] == key:
@@ -183,7 +181,7 @@ def _digest_frozen(model: Any) -> dict[str, str]:
     return digests
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _digest(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype}{[*tensor.shape]}".encode())
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -271,7 +269,7 @@ def _check_loaded(model: nn.Module, folder: Path, outcome: object, required: Col
         )
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path) -> Tensors:
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -288,24 +286,3 @@ def _modern(name: str) -> str:
 def name_some(names: list[str]) -> str:
     """Names the first, and says how many there are."""
     return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"
-
-
-# --- sizes ----------------------------------------------------------------------------------------------------------
-
-
-def weights_bytes(model: nn.Module) -> int:
-    """Bounds the bytes of weights in a checkpoint from above. Cost: none; nothing is hashed."""
-    is_part = isinstance(model, PeftModel) or stores_part(model)
-    left_out = getattr(model, "_keys_to_ignore_on_save", None) or ()  # weights that are stored by reference
-    whole = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in left_out}
-    entries = _once(stored_entries(model) if is_part else whole)
-    names = [*entries, *(frozen_entries(model) if is_part else ())]  # of frozen ones, their hashes
-    total = sum(tensor.nbytes for tensor in entries.values()) + sum(len(name) + HEADER_BYTES for name in names)
-    return total + SLACK_BYTES * (1 + len(getattr(model, "peft_config", None) or ()))
-
-
-def export_bytes(model: nn.Module) -> int:
-    """Bounds the bytes of what `Trainer.save_model` writes from above: frozen weights too, but for adapters."""
-    if isinstance(model, PeftModel) or not stores_part(model):
-        return weights_bytes(model)
-    return weights_bytes(model) + sum(tensor.nbytes for tensor in _once(frozen_entries(model)).values())

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..arguments import FastArgumentParser
 from ..errors import show_text
-from ..files import write_text
+from ..files import Json, write_text
 from ..processes import refuse_several
 from ..reporting import write_json
 from ..text import NOT_MEASURED, start_run_log
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if result["passed"] else CRITERIA_FAILED
 
 
-def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any]:
+def compare(args: CompareArguments, shared: Sequence[str] = ()) -> Json:
     """Runs all sides and writes `comparison.json` and `comparison.md` into `args.output_dir`.
 
     Args:
@@ -87,9 +87,7 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> dict[str, Any
     return _write(args, shared, {"rounds": args.rounds, **analyze(args, runs)}, format_comparison)
 
 
-def _write(
-    args: CompareArguments, shared: Sequence[str], found: dict[str, Any], as_page: Callable[[dict[str, Any]], str]
-) -> dict[str, Any]:
+def _write(args: CompareArguments, shared: Sequence[str], found: Json, as_page: Callable[[Json], str]) -> Json:
     result = {"format": 2, "recipe": args.recipe, "arguments": [*shared], **found}
     root = Path(args.output_dir)
     root.mkdir(parents=True, exist_ok=True)
@@ -105,7 +103,7 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
     return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
 
 
-def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
+def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
     """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings."""
     by_side: dict[str, list[SideRun]] = {}
     for run in runs:
@@ -118,7 +116,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     optimized = next(name for name, side in roles.items() if side.role == "optimized")
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
     sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
-    pairs: dict[str, dict[str, Any]] = {}
+    pairs: dict[str, Json] = {}
     for name in baselines:
         own = good[optimized]
         others = good[name]
@@ -153,9 +151,9 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> dict[str, Any]:
     }
 
 
-def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -> dict[str, Any]:
+def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -> Json:
     """Makes a row of the ablation; `ratio`: with against without this speed-up."""
-    row: dict[str, Any] = {"speedup": side.speedup, "ratio": None}
+    row: Json = {"speedup": side.speedup, "ratio": None}
     if error is not None:
         return {**row, "verdict": f"failed: {error.splitlines()[-1]}"}
     ratio = paired_ratio(optimized, without)
@@ -167,9 +165,7 @@ def _ablation_row(side: Side, error: str | None, optimized: Any, without: Any) -
     return {**row, "ratio": asdict(ratio), "verdict": verdict}
 
 
-def check_criteria(
-    args: CompareArguments, pairs: dict[str, dict[str, Any]], peak_memory_gib: float
-) -> list[dict[str, Any]]:
+def check_criteria(args: CompareArguments, pairs: dict[str, Json], peak_memory_gib: float) -> list[Json]:
     """Checks the criteria that were given.
 
     Args:
@@ -200,7 +196,7 @@ def check_criteria(
     return [*found, *_check_most(args.max_memory_gib, peak_memory_gib, "peak memory at most", " GiB")]
 
 
-def _check_most(most: float | None, measured: float | None, text: str, unit: str) -> list[dict[str, Any]]:
+def _check_most(most: float | None, measured: float | None, text: str, unit: str) -> list[Json]:
     """Checks a criterion, where there is one, that holds for a number up to `most`."""
     if most is None:
         return []

@@ -8,12 +8,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ..arguments import PRESETS, FastArgumentParser, name_nearest, read_config
 from ..data import DataArguments
 from ..errors import ArgumentError
 from ..evaluation import metrics_of
+from ..files import Facts, Json
 from ..finished import compare, format_difference, load_test
 from ..property import PREDICTIONS, TASK, EvaluateArguments, baseline_file, read_predictions
 from ..text import format_markdown_table, units
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 FROZEN: Role = "frozen"
 # In the order of what they cost -> what each trains by where neither flags nor a YAML file say so. Adapters begin at
 # zero and take the step of a head; pretrained weights take a tenth of it. Validation rows choose the epoch of each.
-TRAININGS: Mapping[str, Mapping[str, Any]] = {
+TRAININGS: Mapping[str, Facts] = {
     FROZEN: {},
     "lora": {"num_train_epochs": 6, "per_device_train_batch_size": 16, "encoder_learning_rate": 1e-3},
     "full": {"num_train_epochs": 6, "per_device_train_batch_size": 16, "encoder_learning_rate": 1e-4},
@@ -35,7 +36,7 @@ OF_ROWS = {*(one.name for one in fields(DataArguments)), "seed", "config"}  # by
 OF_HEAD = {"init_head_from", "head", "head_sizes", "pooling", "encoders", "encoder_revisions", "tower_inputs"}
 
 
-def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> dict[str, Any]:
+def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> Json:
     """Runs each of `args.sides` once, scores their predictions for the same test rows, and says which one pays.
 
     A side that fails is named, and the others are compared without it; but the first one if it fails before it trains.
@@ -112,7 +113,7 @@ def make_training_sides(args: CompareArguments, shared: Sequence[str]) -> list[S
     return number_names(sorted(sides, key=lambda side: [*TRAININGS].index(side.role)))
 
 
-def _make_side(text: str, given: Mapping[str, Any]) -> Side:
+def _make_side(text: str, given: Facts) -> Side:
     kind, *own = shlex.split(text) or [""]
     if kind not in TRAININGS:
         near = name_nearest(kind, TRAININGS) or "."
@@ -126,14 +127,14 @@ def _make_side(text: str, given: Mapping[str, Any]) -> Side:
     return Side(kind, cast(Role, kind), ("--tower_training", kind, "--use_peft", is_lora, *usual, *own))
 
 
-def _typed(words: Sequence[str]) -> dict[str, Any]:
+def _typed(words: Sequence[str]) -> Json:
     """Returns the arguments of `hf-ext train` that stand in words, by name. Errors: as `FastArgumentParser`."""
     parser = FastArgumentParser(TASK.all_arguments, presets=PRESETS, defaults=TASK.defaults)
     typed, _ = parser.parse_known_args([*words])
     return {name: value for name, value in vars(typed).items() if value is not None}
 
 
-def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
+def score_runs(runs: Sequence[SideRun]) -> Json:
     """Scores the test predictions of runs on one split, and of the first one's best baseline, and compares all pairs.
 
     Returns:
@@ -161,7 +162,7 @@ def score_runs(runs: Sequence[SideRun]) -> dict[str, Any]:
         compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed)
         for i in range(len(names) - 1)
     ]
-    verdicts: dict[str, dict[str, Any]] = {name: {} for name in names[1:]}
+    verdicts: dict[str, Json] = {name: {} for name in names[1:]}
     for first, one in zip(names, found):
         for name, verdict in one["verdicts"].items():
             verdicts[name][first] = verdict
@@ -176,7 +177,7 @@ def find_best(scores: Mapping[str, float | None], metric: str) -> str:
     return max(known, key=known.__getitem__)
 
 
-def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
+def answer(found: Facts, runs: Sequence[SideRun]) -> str:
     """Returns one sentence: what was shown to be better than all that costs less, or that nothing was.
 
     Args:
@@ -205,12 +206,12 @@ def answer(found: Mapping[str, Any], runs: Sequence[SideRun]) -> str:
     return f"{lead} on these {found['num_rows']:,} rows: {text[:1].lower()}{text[1:]}."
 
 
-def _sentence(verdict: Mapping[str, Any]) -> str:
+def _sentence(verdict: Facts) -> str:
     """Returns the first of a verdict, without its end; what the interval rests on stands after it."""
     return str(verdict["text"]).partition(". ")[0].removesuffix(".")
 
 
-def format_trainings(result: Mapping[str, Any]) -> str:
+def format_trainings(result: Facts) -> str:
     """Formats the page: the answer, a table from what costs least to what costs most, all pairs, what failed."""
     metric = result["metric"]
     baseline = result["baseline"]

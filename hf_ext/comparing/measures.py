@@ -6,9 +6,9 @@ of their logarithms; `tests/comparing/test_noise.py` simulates how often they ho
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..errors import ArgumentError
 from .running import SideRun
 
 UNITS = ("residues", "tokens", "sequences")  # finest first
-SMOOTHED_SHARE = 0.1  # of a loss curve that the final loss is the mean of
+SMOOTHED_FRACTION = 0.1  # of a loss curve that the final loss is the mean of
 Floats = NDArray[np.float64]
 
 
@@ -80,16 +80,16 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
         "arguments": [*side.arguments],
         "launch": [*side.launch],
         "num_processes": throughputs[0].num_processes,
-        "rate": _spread(round_rates(runs, unit).tolist()),
+        "rate": _median_range(round_rates(runs, unit).tolist()),
         "peak_memory_gib": max(t.peak_memory_gib for t in throughputs),
-        "step_seconds": statistics.median(steps),
-        "data_wait_share": statistics.median(t.rates["data_wait_share"] for t in throughputs),
-        "one_off_seconds": statistics.median(once),
-        "epoch_seconds": statistics.median(epochs) if len(epochs) == len(steps) else None,
-        "wall_seconds": statistics.median(run.wall_seconds for run in runs),
-        "sequences_per_step": statistics.median(t.totals["sequences"] / t.measured_steps for t in throughputs),
-        "final_loss": _spread([final_loss(run) for run in runs]),
-        "metric": _spread([find_metric(run, metric) for run in runs]),
+        "step_seconds": median(steps),
+        "data_wait_share": median(t.rates["data_wait_share"] for t in throughputs),
+        "one_off_seconds": median(once),
+        "epoch_seconds": median(epochs) if len(epochs) == len(steps) else None,
+        "wall_seconds": median(run.wall_seconds for run in runs),
+        "sequences_per_step": median(t.totals["sequences"] / t.measured_steps for t in throughputs),
+        "final_loss": _median_range([final_loss(run) for run in runs]),
+        "metric": _median_range([find_metric(run, metric) for run in runs]),
     }
 
 
@@ -109,7 +109,7 @@ def final_loss(run: SideRun) -> float | None:
     """Averages the last tenth of the logged training losses; None where none was logged."""
     losses = [float(log["loss"]) for log in run.throughput.log_history if "loss" in log]
     if losses:
-        return statistics.fmean(losses[-max(1, round(len(losses) * SMOOTHED_SHARE)) :])
+        return fmean(losses[-max(1, round(len(losses) * SMOOTHED_FRACTION)) :])
     return None
 
 
@@ -120,7 +120,7 @@ def compare_values(values: Sequence[float | None], baseline: Sequence[float | No
     return paired_difference(np.array(values), np.array(baseline))
 
 
-def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+def _median_range(values: Sequence[float | None]) -> dict[str, float] | None:
     """Returns median, smallest and largest of what is known."""
     known = [value for value in values if value is not None]
     if not known:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..files import Facts
 from ..text import MISSING, NOT_MEASURED, format_markdown_table, rounded, seconds, share
 
 
-def format_comparison(result: Mapping[str, Any]) -> str:
+def format_comparison(result: Facts) -> str:
     """Formats the whole report; sections that have nothing to say are left out."""
     lines = [f"# {result['optimized']} against {', '.join(result['against'])}", ""]
     lines += [
@@ -26,29 +27,29 @@ def format_comparison(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sides_table(result: Mapping[str, Any]) -> str:
+def _sides_table(result: Facts) -> str:
     named = "real residues" if result["unit"] == "residues" else result["unit"]
     headers = ["side", f"{named} / s", "peak GiB", "waiting for data", "before step 1", "an epoch", "whole run"]
     headers += ["sequences / step", "final loss", result["metric"]]
     rows = [
         [
             f"{name}, {side['num_processes']} processes" if side["num_processes"] > 1 else name,
-            _spread_text(side["rate"], rounded),
+            _range_text(side["rate"], rounded),
             f"{side['peak_memory_gib']:.3f}",
             share(side["data_wait_share"]),
             seconds(side["one_off_seconds"]),
             MISSING if side["epoch_seconds"] is None else seconds(side["epoch_seconds"]),
             seconds(side["wall_seconds"]),
             f"{side['sequences_per_step']:g}",
-            _spread_text(side["final_loss"]),
-            _spread_text(side["metric"]),
+            _range_text(side["final_loss"]),
+            _range_text(side["metric"]),
         ]
         for name, side in result["sides"].items()
     ]
     return format_markdown_table(rows, headers)
 
 
-def _pair_text(result: Mapping[str, Any], name: str, pair: Mapping[str, Any]) -> str:
+def _pair_text(result: Facts, name: str, pair: Facts) -> str:
     text = f"- **{result['optimized']} / {name}: {_interval_text(pair['ratio'], '{:.2f}x')}** in {result['unit']} per "
     text += f"second. Final training loss: {_interval_text(pair['loss'], '{:+.4g}')}. "
     text += f"{result['metric']}: by {_interval_text(pair['metric_drop'], '{:+.4g}')} worse (below 0: better). "
@@ -58,7 +59,7 @@ def _pair_text(result: Mapping[str, Any], name: str, pair: Mapping[str, Any]) ->
     return text + f"Sequences per optimizer step DIFFER ({counts[0]:g} against {counts[1]:g}): losses by step do too."
 
 
-def _ablation_text(row: Mapping[str, Any]) -> str:
+def _ablation_text(row: Facts) -> str:
     measured = f"{_interval_text(row['ratio'], '{:.2f}x')}, " if row["ratio"] else ""
     return f"- {row['speedup']}: {measured}{row['verdict']}"
 
@@ -72,7 +73,7 @@ def _interval_text(interval: Mapping[str, float] | None, form: str) -> str:
     return f"{value} [{low.rstrip('x')}, {high.rstrip('x')}]"
 
 
-def _spread_text(spread: Mapping[str, float] | None, show: Any = "{:.4g}".format) -> str:
+def _range_text(spread: Mapping[str, float] | None, show: Any = "{:.4g}".format) -> str:
     if spread is None:
         return NOT_MEASURED
     return f"{show(spread['value'])} ({show(spread['smallest'])} to {show(spread['largest'])})"

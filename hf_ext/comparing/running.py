@@ -18,7 +18,7 @@ import psutil
 
 from ..checkpoints import find_other_run
 from ..errors import ArgumentError, HfExtError
-from ..files import write_text
+from ..files import Facts, Json, write_text
 from ..reporting import PlanRecord, RunRecord, Throughput, from_json, read_object, read_record
 from .sides import Side
 
@@ -40,7 +40,7 @@ class SideRun:
     round: int
     wall_seconds: float = 0.0
     throughput: Throughput = field(default_factory=Throughput)
-    results: Mapping[str, Any] = field(default_factory=dict)  # as JSON has them
+    results: Facts = field(default_factory=dict)  # as JSON has them
     plan: PlanRecord = field(default_factory=PlanRecord)
     error: str = ""
     cpu_seconds: float = 0.0  # 0 on Windows, where those of children are not counted
@@ -56,7 +56,7 @@ def run_all(
     sides: Sequence[Side],
     rounds: int,
     run_one: Callable[[Side, int], SideRun],
-    find_ablations: Callable[[SideRun], list[Side]] | None = None,
+    find_ablations: Callable[[SideRun], list[Side]] | None,
 ) -> list[SideRun]:
     """Runs A B C A B C ...: every side once per round, so that drift of the machine meets all of them.
 
@@ -144,7 +144,7 @@ def _check_throughput(throughput: Throughput, command: Sequence[str], side: Side
         )
 
 
-def _read_run(side: Side, round_: int, seconds: Mapping[str, Any], folder: Path) -> SideRun:
+def _read_run(side: Side, round_: int, seconds: Facts, folder: Path) -> SideRun:
     return SideRun(
         side,
         round_,
@@ -197,7 +197,7 @@ def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, fl
     write_text(_record_of(folder), json.dumps(record, indent=1) + "\n")
 
 
-def _describe(command: Sequence[str]) -> dict[str, Any]:
+def _describe(command: Sequence[str]) -> Json:
     """Describes the command, with size and time of its files: a YAML that was edited makes another run."""
     files = [Path(word) for word in command[1:] if len(word) < 1024 and Path(word).is_file()]
     found = {str(path): [path.stat().st_size, path.stat().st_mtime] for path in files}

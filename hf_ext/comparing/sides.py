@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
 from ..arguments import PRESETS, option
 from ..errors import ArgumentError
-from ..files import CONFIGS, LAUNCHERS, find_shipped
+from ..files import CONFIGS, LAUNCHERS, Json, find_shipped
 from ..reporting import PlanRecord
 
 Role = Literal["baseline", "optimized", "without", "frozen", "lora", "full"]
@@ -159,7 +159,7 @@ def make_ablations(optimized: Side, plan: PlanRecord) -> list[Side]:
 def make_command(args: CompareArguments, shared: Sequence[str], side: Side, folder: Path, round_: int) -> list[str]:
     """Makes the command of one run. Later arguments win: ours, those for all sides, the side's, the folder."""
     launcher = ["-m", "accelerate.commands.launch", "--config_file", *side.launch] if side.launch else []
-    ours: dict[str, Any] = {
+    ours: Json = {
         "logging_strategy": "steps",
         "logging_steps": LOGGING_STEPS,
         "seed": args.seed + round_,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..evaluation import MODEL
+from ..files import Facts
 from ..reporting import (
     PLACEHOLDER,
     Block,
@@ -37,7 +38,7 @@ MEASURES = {  # of a set of antibodies -> how its row is named
 PASSED = {True: "passed", False: "FAILED", None: "does not apply"}
 
 
-def score_rows(sets: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
+def score_rows(sets: Mapping[str, Facts]) -> list[list[object]]:
     """Returns a row per measure that any set of antibodies has, and a column per set; `sets`: of `judge_generated`."""
     return [
         [title, *(units.score(each[name]) if name in each else units.MISSING for each in sets.values())]
@@ -81,7 +82,7 @@ def describe(run: RunRecord) -> Page:
     )
 
 
-def _numbers(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> list[list[str]]:
+def _numbers(sets: Mapping[str, Facts], found: Facts) -> list[list[str]]:
     """Returns validity, uniqueness, copies, recovery beside the hardest baseline, and what the antigen is worth."""
     model = sets[MODEL]
     numbers = [
@@ -98,7 +99,7 @@ def _numbers(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) ->
     return numbers
 
 
-def _result_blocks(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> list[Block]:
+def _result_blocks(sets: Mapping[str, Facts], found: Facts) -> list[Block]:
     """Scores beside baselines, conditions, what is wrong with outputs."""
     model = sets[MODEL]
     caption = f"{model['num_rows']:,} antibodies of each kind for the same test antigens. In brackets: intervals."
@@ -117,14 +118,14 @@ def _result_blocks(sets: Mapping[str, Mapping[str, Any]], found: Mapping[str, An
     return [table, Points(notes)]
 
 
-def _gate_blocks(found: Mapping[str, Any]) -> list[Block]:
+def _gate_blocks(found: Facts) -> list[Block]:
     rows = [[g["name"], PASSED[g["passed"]], units.format_cell(g["value"]), g["reason"]] for g in found["gates"]]
     passed = "passed" if found["gates_passed"] else "did not pass"
     text = Text(f"Stage {found['stage']} {passed} its gates.")
     return [text, Table(["gate", "", "value", "why"], rows, fold="All gates")]
 
 
-def _use(model: Mapping[str, Any]) -> list[str]:
+def _use(model: Facts) -> list[str]:
     return [
         "No therapeutic, diagnostic or other clinical use, and no decision about a patient or an animal. Nothing here "
         "says that an output binds, folds, can be made, is stable, is not toxic or is not immunogenic.",
@@ -153,7 +154,7 @@ def _loading() -> list[Block]:
     return [Code("\n".join(lines), "python"), Text(text), Code(command)]
 
 
-def _bases(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _bases(settings: Facts) -> list[dict[str, Any]]:
     """Returns the pretrained encoder of antigens."""
     name = settings["antigen_encoder"]
     revision = settings["antigen_encoder_revision"]

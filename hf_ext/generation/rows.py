@@ -174,7 +174,7 @@ def find_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | No
     return [first or second for first, second in zip(form, _by_chain(rows, _find_pattern_problem))]
 
 
-def find_form_problems(rows: AntibodyRows, needs_light: bool = True) -> list[str | None]:
+def find_form_problems(rows: AntibodyRows, needs_light: bool) -> list[str | None]:
     """Finds what is wrong with the form of each row; None where it is a pair of chains of the 20 residues."""
     no_light = ["no light chain" if one is None and needs_light else None for one in rows.light]
     chains = _by_chain(rows, _find_letter_problem)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import (
     GenerationConfig,
@@ -239,11 +240,11 @@ class _SeededChoice(LogitsProcessor):
         noise: (rows, tokens, vocabulary), float32.
     """
 
-    def __init__(self, warpers: Sequence[LogitsProcessor], noise: torch.Tensor):
+    def __init__(self, warpers: Sequence[LogitsProcessor], noise: Tensor):
         self.warpers = warpers
         self.noise = noise
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scores = scores.float()
         for warper in self.warpers:
             scores = warper(input_ids, scores)
@@ -270,7 +271,7 @@ def _affinities(given: Any, num_antigens: int) -> list[float]:
 
 
 def _write(
-    model: Any, states: EncoderStates, mask: torch.Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
+    model: Any, states: EncoderStates, mask: Tensor, rows: Sequence[tuple[int, _Row]], decoding: Decoding
 ) -> list[SampledPair]:
     """Samples a pair for each row, whose antigen stands at its place in `states`."""
     choices: list[LogitsProcessor] = []

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, RunEnded
-from ..files import write_text
+from ..files import Facts, Json, StrPath, write_text
 from ..models import SIZES
 from ..text import format_cell
 from ..training_args import FastTrainingArguments
@@ -56,7 +55,7 @@ ENCODER_LEARNING_RATES = {"frozen": None, "lora": 3e-4, "full": 3e-5}  # usual f
 
 def resolve_stage(
     number: int, model_args: Any, data_args: Any, args: FastTrainingArguments, explicit: Collection[str]
-) -> dict[str, Any]:
+) -> Json:
     """Gives the arguments what a stage says, where the user said nothing; returns what was set.
 
     Args:
@@ -86,7 +85,7 @@ def resolve_stage(
     return changed
 
 
-def describe_stage(number: int, changed: dict[str, Any]) -> str:
+def describe_stage(number: int, changed: Json) -> str:
     """Returns what the log says before anything is read."""
     listed = ", ".join(f"{name} {value}" for name, value in changed.items() if value is not None)
     return f"Stage {number} ({STAGES[number].goal}): {listed or 'every value is your own'}."
@@ -141,7 +140,7 @@ def check_gates(
     numbers: Mapping[str, float | None],
     thresholds: Mapping[str, float] | None = None,
     has_affinities: bool = True,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Holds a stage's numbers against what it must reach.
 
     Args:
@@ -170,12 +169,12 @@ def check_gates(
     return gates
 
 
-def have_passed(gates: Sequence[Mapping[str, Any]]) -> bool:
+def have_passed(gates: Sequence[Facts]) -> bool:
     """Returns whether the next stage may start: no gate failed, and one at least passed."""
     return all(gate["passed"] is not False for gate in gates) and any(gate["passed"] for gate in gates)
 
 
-def write_gates(path: str | os.PathLike[str], stages: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+def write_gates(path: StrPath, stages: Mapping[int, Sequence[Facts]]) -> None:
     """Writes `gates.json`, whole or not at all: `passed`, and of each stage that was run its gates.
 
     Raises:
@@ -186,7 +185,7 @@ def write_gates(path: str | os.PathLike[str], stages: Mapping[int, Sequence[Mapp
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def check_passed(results: Mapping[str, Any]) -> None:
+def check_passed(results: Facts) -> None:
     """Raises GatesFailed where a stage did not pass; `results` as its `all_results.json` holds them."""
     if results["gates_passed"]:
         return

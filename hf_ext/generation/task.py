@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..data import DataArguments
+from ..files import Facts, Json
 from ..tasks import USUAL, Task
 from .arguments import GeneratorArguments
 from .stages import GATES_NAME, check_auto, check_passed, write_gates
@@ -72,7 +73,7 @@ class GenerationTask(Task):
             runs.append(run)
         return runs
 
-    def check_gates(self, run: Run, stages: Sequence[Mapping[str, Any]]) -> None:
+    def check_gates(self, run: Run, stages: Sequence[Facts]) -> None:
         """Ends the command where the last stage did not pass; of `--stage auto`, writes `gates.json` of all so far.
 
         Args:
@@ -89,13 +90,13 @@ class GenerationTask(Task):
             do_on_main(run.args, lambda: write_gates(run.folder.parent / GATES_NAME, gates))
         check_passed(stages[-1])
 
-    def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+    def main(self, argv: Sequence[str] | None = None) -> Json:
         """Runs one stage, or several in turn while gates pass; returns what the last one's `all_results.json` holds.
 
         Raises:
             GatesFailed: a stage did not reach what it must; everything was written before.
         """
-        done: list[dict[str, Any]] = []
+        done: list[Json] = []
         for run in self.parse_stages(argv):
             with run:
                 done.append(self.take_steps(run))

@@ -7,8 +7,9 @@ import os
 import re
 from pathlib import Path
 
-from ..checkpoints import CONFIG, MODEL_MANIFEST, TOKENIZER, WEIGHTS, check_model
+from ..checkpoints import MODEL_MANIFEST, PART, WEIGHTS, check_model, list_files
 from ..errors import ArgumentError
+from ..files import StrPath
 
 CARD = "README.md"
 
@@ -16,7 +17,7 @@ CARD = "README.md"
 Files = dict[str, bytes | Path]
 
 _ABOUT = r"README\.md|LICENSE|report\.html|(loss|scatter)\.png"
-_ALLOWED = re.compile(rf"{WEIGHTS}|{CONFIG}|{_ABOUT}|{re.escape(MODEL_MANIFEST)}|(tokenizers/\d+/)?({TOKENIZER})")
+_ALLOWED = re.compile(rf"{PART.pattern}|{_ABOUT}|{re.escape(MODEL_MANIFEST)}")
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
 # the new model: model.safetensors before an index, adapters on top of a full model; or would vouch for another model.
 _DECIDES_LOADING = re.compile(
@@ -27,7 +28,7 @@ _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access 
 logger = logging.getLogger(__name__)
 
 
-def model_files(folder: str | os.PathLike[str]) -> Files:
+def model_files(folder: StrPath) -> Files:
     """Lists the files of a model folder that may leave this machine: those known to be needed, and no others.
 
     Weights as safetensors (whole, sharded, adapters), configuration, tokenizers, `inputs.json`, the manifest of these,
@@ -49,14 +50,10 @@ def model_files(folder: str | os.PathLike[str]) -> Files:
             "pieces: then the trained model is pushed at the end.)"
         )
     check_model(root)
-    here = root.resolve()
-    paths = [path.relative_to(root) for path in [*root.glob("*"), *root.glob("tokenizers/*/*")] if path.is_file()]
-    names = [path.as_posix() for path in paths if (root / path).resolve() == here / path]
-    allowed = [root / name for name in sorted(names) if _ALLOWED.fullmatch(name)]
-    files: Files = {
-        path.relative_to(root).as_posix(): path if path.suffix == ".safetensors" else path.read_bytes()
-        for path in allowed
-    }
+    files: Files = {}
+    for name in list_files(root, _ALLOWED):
+        path = root / name
+        files[name] = path if path.suffix == ".safetensors" else path.read_bytes()
     if is_draft(files.get(CARD)):
         del files[CARD]
     return files

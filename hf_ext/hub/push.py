@@ -24,7 +24,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from ..checkpoints import MODEL_MANIFEST, hash_file
 from ..errors import HfExtError, RunEnded
-from ..files import parse_json
+from ..files import StrPath, parse_json
 from ..models import replaced
 from .allowed import find_replaced, find_token, model_files
 
@@ -66,7 +66,7 @@ def open_repository(
 
 
 def push_folder(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     repo_id: str,
     *,
     token: str | None = None,

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction
 
 from ..data import RARE, STANDARD, UNKNOWN_RESIDUE, MaskedLMCollator, read_columns
 from ..evaluation import MODEL, judge
+from ..files import Json
 from ..labels import UNKNOWN
 from ..tasks import check_scored
 from ..text import format_table
@@ -24,7 +26,7 @@ EVALUATION_METRICS = ("loss", *SCORES)  # what an evaluation computes
 STREAM_ROWS = 10_000  # of a training stream, for the unigram baseline
 
 
-def sum_rows(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+def sum_rows(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """Sums per row the cross-entropy, the number of right predictions and of predictions: (n, 3), float32.
 
     As `preprocess_logits_for_metrics`, so that evaluation keeps 12 bytes a row and not all logits.
@@ -90,7 +92,7 @@ class UnigramBaseline:
         return np.stack([losses.sum(1), (labels == self.most_frequent).sum(1), chosen.sum(1)], axis=1)
 
 
-def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBaseline) -> dict[str, Any]:
+def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBaseline) -> Json:
     """Scores of model and baseline on a split, on the same masked residues.
 
     Returns:
@@ -111,7 +113,7 @@ def score_split(trainer: FastTrainer, rows: Any, name: str, baseline: UnigramBas
     return {"verdict": verdict, name: scores}
 
 
-def format_scores(verdict: dict[str, Any], scores: dict[str, Any]) -> str:
+def format_scores(verdict: Json, scores: Json) -> str:
     """Formats a verdict, and the scores of each predictor as a table."""
     rows = [[predictor, *(values[key] for key in SCORES)] for predictor, values in scores.items()]
     return f"{verdict['text']}\n\n{format_table(rows, ['', *SCORES])}"

@@ -39,6 +39,7 @@ from ..data import (
 )
 from ..errors import ArgumentError, DataError
 from ..evaluation import check_requirements, parse_requirements
+from ..files import Json
 from ..models import check_family, limit_of_positions, load_tokenizer, require_base
 from ..pretrained import reading
 from ..reporting import summarize_data
@@ -47,9 +48,10 @@ from ..trainer import FastTrainer
 from .arguments import MaskedLMArguments
 from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metrics, format_scores, score_split, sum_rows
 
+DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
-ESM2: dict[str, Any] = {  # of EsmConfig, what ESM-2 has in all sizes
+ESM2: Json = {  # of EsmConfig, what ESM-2 has in all sizes
     "vocab_size": len(ESM_VOCABULARY),
     "pad_token_id": ESM_VOCABULARY.index("<pad>"),
     "mask_token_id": ESM_VOCABULARY.index("<mask>"),
@@ -153,11 +155,7 @@ def _pretrained(args: MaskedLMArguments, for_lora: bool) -> PreTrainedModel:
 
 
 def read_config(args: MaskedLMArguments) -> Any:
-    """Reads the configuration at `model_name_or_path`.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """Reads the configuration at `model_name_or_path`; raises ArgumentError where there is none."""
     with reading_model(args):
         return AutoConfig.from_pretrained(
             str(args.model_name_or_path), revision=args.model_revision, trust_remote_code=False
@@ -225,9 +223,6 @@ def prepare_splits(splits: Any, args: Any, columns: dict[str, list[str]], stock:
     return ready
 
 
-DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
-
-
 @dataclass
 class MaskedLMData:
     """Rows, and what the length of a row depends on.
@@ -289,7 +284,7 @@ def build(run: Run, data: MaskedLMData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMData) -> dict[str, Any]:
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMData) -> Json:
     """Scores test, or validation where there is no test, beside the frequencies of residues in training."""
     facts = {"data": with_absolute_path(data.loaded.report, "source")}
     name = next((name for name in ("test", "validation") if name in data.splits), None)

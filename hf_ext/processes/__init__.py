@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         fsdp_version,
         num_elements,
         offload_device,
-        own_part,
+        own_shard,
         read_fsdp2,
         replaces_optimizer,
         splits_weights,

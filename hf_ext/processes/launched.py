@@ -131,7 +131,7 @@ def check_parallelism(args: TrainingArguments, families: Sequence[str]) -> None:
 
     Args:
         args: `TrainingArguments`; the launcher's PARALLELISM_CONFIG_* are read as accelerate reads them.
-        families: model types of the encoders; others than those above are not judged.
+        families: model types of the encoders; others than those above are not checked.
 
     Raises:
         PlanRefused: with the sizes that were asked for, and what to take instead.

@@ -35,7 +35,7 @@ def zero_stage(args: TrainingArguments) -> int | None:
 
 
 def splits_weights(args: TrainingArguments) -> bool:
-    """Tells whether ZeRO keeps a part of each weight per process, as it does from stage 3 on."""
+    """Tells whether ZeRO keeps a shard of each weight per process, as it does from stage 3 on."""
     return (zero_stage(args) or 0) >= 3
 
 
@@ -62,12 +62,12 @@ def _read(args: Any, key: str, default: object) -> Any:
 
 
 def num_elements(parameter: torch.Tensor) -> int:
-    """Counts elements of a whole weight, also where ZeRO-3 left a part of it or nothing here."""
+    """Counts elements of a whole weight, also where ZeRO-3 left a shard of it or nothing here."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def own_part(parameter: torch.Tensor) -> torch.Tensor:
-    """Returns this process's part of a weight that ZeRO-3 splits; any other tensor as it is."""
+def own_shard(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns this process's shard of a weight that ZeRO-3 splits; any other tensor as it is."""
     return getattr(parameter, "ds_tensor", parameter)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ArgumentError
 
@@ -55,14 +55,14 @@ class BatchCounter:
         self.unit: Unit = "residues"
         self.flops_unknown = ""
         self._coefficients: dict[str, tuple[float, float]] = {}
-        self._counts: torch.Tensor | None = None
+        self._counts: Tensor | None = None
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def detach(self) -> None:
         """Stops watching."""
         self._hook.remove()
 
-    def take(self) -> torch.Tensor:
+    def take(self) -> Tensor:
         """Counts since the last call: (5,), in the order of `COUNTS`, on the device of the batches."""
         counts = self._counts
         self._counts = None
@@ -88,7 +88,7 @@ class BatchCounter:
         step = torch.cat([tokens, torch.full_like(tokens[:1], 1) * _count_sequences(kwargs)])
         self._counts = step if self._counts is None else self._counts + step.to(self._counts.device)
 
-    def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> torch.Tensor:
+    def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> Tensor:
         """Counts residues, tokens, padded tokens and FLOPs (0 of an encoder-decoder) of one input: (4,)."""
         ids = batch["input_ids"]
         dtype = torch.float32 if ids.device.type == "mps" else torch.float64  # Metal has no float64
@@ -104,12 +104,12 @@ class BatchCounter:
         flops = per_token * tokens + per_pair * pairs.to(dtype)
         return torch.stack([residues, tokens, torch.full_like(tokens, ids.numel()), flops])
 
-    def _real_tokens(self, ids: torch.Tensor, mask: object) -> torch.Tensor:
+    def _real_tokens(self, ids: Tensor, mask: object) -> Tensor:
         if torch.is_tensor(mask) and mask.shape == ids.shape:
             return mask.bool()
         return torch.ones_like(ids, dtype=torch.bool) if self._pad_token_id is None else ids != self._pad_token_id
 
-    def _is_framing(self, ids: torch.Tensor) -> torch.Tensor:
+    def _is_framing(self, ids: Tensor) -> Tensor:
         # Two to four numbers; comparing with each copies nothing to the device.
         return sum((ids == index for index in self._framing), torch.zeros_like(ids, dtype=torch.bool))
 
@@ -140,13 +140,13 @@ def _writes_labels(model: nn.Module, labels: object) -> bool:
     return bool(is_written) and torch.is_tensor(labels) and labels.dim() == 2 and not labels.is_floating_point()
 
 
-def _packed_positions(batch: Mapping[str, Any]) -> torch.Tensor | None:
+def _packed_positions(batch: Mapping[str, Any]) -> Tensor | None:
     """Returns positions that start again with each sequence, where several share a row."""
     positions = batch.get("position_ids")
     return positions if torch.is_tensor(positions) and not torch.is_tensor(batch.get("attention_mask")) else None
 
 
-def _count_sequences(batch: Mapping[str, Any]) -> torch.Tensor | int:
+def _count_sequences(batch: Mapping[str, Any]) -> Tensor | int:
     """Counts rows of a batch; of an AffinityModel's, its labels, as rows may lack an input."""
     positions = _packed_positions(batch)
     if positions is not None:

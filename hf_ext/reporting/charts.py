@@ -6,7 +6,6 @@ No pyplot, and no setting of matplotlib changes; it is imported with the first c
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError
-from ..files import replacing
+from ..files import StrPath, replacing
 from ..labels import LabelKind
 from ..text import is_finite, less_is_better
 
@@ -67,7 +66,7 @@ class Chart:
         return text.replace("<svg ", f'<svg role="img" aria-label="{escape(self.alt)}" ', 1)
 
 
-def write_png(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def write_png(figure: Figure, path: StrPath) -> Path:
     """Writes the figure; the folder is made. Returns `path`."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -275,7 +274,7 @@ def _shades(palest: float, num: int) -> Any:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def plot_loss(log_history: Log, path: str | os.PathLike[str]) -> Path:
+def plot_loss(log_history: Log, path: StrPath) -> Path:
     """Draws training and evaluation loss against the step.
 
     Every `eval_loss` and `eval_{dataset}_loss` gets its own line, its lowest value named. Entries logged twice for one
@@ -304,7 +303,7 @@ def plot_loss(log_history: Log, path: str | os.PathLike[str]) -> Path:
 def plot_scatter(
     predictions: ArrayLike,
     references: ArrayLike,
-    path: str | os.PathLike[str],
+    path: StrPath,
     title: str = "",
     score_text: str = "",
     *,

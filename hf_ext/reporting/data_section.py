@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..text import is_finite, units
-from .page import Block, Points, Table, Text, facts_table
+from .page import Blocks, Points, Table, Text, facts_table
 from .record import Audit, DataRecord, Facts, Leak, Leaks, from_json
 from .run_files import RunFiles, show_source
 
@@ -24,21 +24,21 @@ SPLITS = {
     "made.",
 }
 MAX_CLASSES = 50  # rows of a table
-AUDIT = {
-    "n": ("rows", units.number),
-    "min": ("lowest", units.number),
-    "max": ("highest", units.number),
-    "mean": ("mean", units.number),
-    "std": ("deviation", units.number),
-    "num_distinct": ("distinct", units.number),
-    "tied_share": ("tied", units.share),
-    "censored_share": ("censored", units.share),
-    "share_at_min": ("at the lowest", units.share),
-    "share_at_max": ("at the highest", units.share),
+AUDIT = {  # of the labels of a split -> how its row is named
+    "n": "rows",
+    "min": "lowest",
+    "max": "highest",
+    "mean": "mean",
+    "std": "deviation",
+    "num_distinct": "distinct",
+    "tied_share": "tied",
+    "censored_share": "censored",
+    "share_at_min": "at the lowest",
+    "share_at_max": "at the highest",
 }
 
 
-def data_blocks(run: RunFiles) -> list[Block]:
+def data_blocks(run: RunFiles) -> Blocks:
     """Returns what the model learned from, what was left out, and what of the test it had seen."""
     record = run.record
     data = record.data
@@ -78,7 +78,7 @@ def _row_notes(data: DataRecord) -> list[str]:
     return [*notes, *data.split.notes, *data.notes]
 
 
-def _label_blocks(labels: Mapping[str, Audit]) -> list[Block]:
+def _label_blocks(labels: Mapping[str, Audit]) -> Blocks:
     audits = {name: audit for name, audit in labels.items() if audit}
     rows = _audit_rows(audits.values())
     for column in next(iter(audits.values()), Audit()).columns:
@@ -99,8 +99,8 @@ def _label_blocks(labels: Mapping[str, Audit]) -> list[Block]:
 def _audit_rows(audits: Collection[Audit]) -> list[list[Any]]:
     """Returns a row for each number that splits have."""
     return [
-        [name, *(show(audit.own.get(key)) for audit in audits)]
-        for key, (name, show) in AUDIT.items()
+        [name, *((units.share if "share" in key else units.number)(audit.own.get(key)) for audit in audits)]
+        for key, name in AUDIT.items()
         if any(key in audit.own for audit in audits)
     ]
 

@@ -5,11 +5,12 @@ Everything in it is plain text: what a user named can be no markup, because noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..errors import DataError
+from ..files import Facts
 from ..text import NOT_MEASURED
 from .charts import Chart
 from .record import Frozen
@@ -70,10 +71,11 @@ class Figures(Frozen):
 
 
 Block = Text | Points | Code | Table | Figures
+Blocks = list[Block]
 _RECORDED: dict[str, type[Any]] = {"text": Text, "points": Points, "code": Code, "table": Table}
 
 
-def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> list[Block]:
+def facts_table(rows: Sequence[Sequence[Any]], caption: str = "") -> Blocks:
     """Returns a table of two columns, without what was not recorded; nothing where nothing was."""
     known = [row for row in rows if row[1] not in (None, "", NOT_MEASURED)]
     return [Table(["", ""], known, caption)] if known else []
@@ -113,7 +115,7 @@ class Page(Frozen):
     subject: str = ""
     use: Sequence[str] = ()
     loading: Sequence[Block] = ()
-    bases: Sequence[Mapping[str, Any]] = ()
+    bases: Sequence[Facts] = ()
     needs_bases: bool = False
     scores: Sequence[Sequence[Any]] = ()
     split: str = "test"
@@ -130,7 +132,7 @@ def page_record(page: Page) -> dict[str, Any]:
     return {"format": FORMAT, **asdict(page)}
 
 
-def read_page(record: Mapping[str, Any]) -> Page:
+def read_page(record: Facts) -> Page:
     """Reads the page of such a record.
 
     Raises:
@@ -140,14 +142,10 @@ def read_page(record: Mapping[str, Any]) -> Page:
         values = {name: value for name, value in record.items() if name != "format"}
         for name in ("results", "training", "data", "loading"):
             if values.get(name):
-                values[name] = [_read_block(block) for block in values[name]]
+                values[name] = [_RECORDED[block["kind"]](**block) for block in values[name]]
         return Page(**values)
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"all_results.json: its entry 'page' is damaged ({error!r}). Remove the entry, and the pages say what the "
             "others hold."
         ) from error
-
-
-def _read_block(record: Mapping[str, Any]) -> Block:
-    return _RECORDED[record["kind"]](**record)

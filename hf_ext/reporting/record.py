@@ -15,12 +15,12 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
+from ..files import Facts
 from ..text import units
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # of all_results.json
-Facts = Mapping[str, Any]  # by name, as they were written
 Counts = Mapping[str, int]
 Number = float | None
 Text = str | None

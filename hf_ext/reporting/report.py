@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -23,11 +22,11 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from ..errors import show_text
-from ..files import write_text
+from ..files import StrPath, write_text
 from ..text import NOT_MEASURED, format_markdown_table, is_numeric, number
 from .page import Block, Code, Figures, Points, Table, Text
 from .run_files import RunFiles, hide_folders, is_hub_id, last_part, read_run
-from .sections import Contents, compose, data_source, find_bases, has_licence
+from .sections import Contents, compose, data_source, has_licence
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ _METRIC_IDS = {"spearman": "spearmanr", "pearson": "pearsonr", "r2": "r_squared"
 _INTERVAL = re.compile(r"(\S+) (\[\S+, \S+\])")  # a score's text
 
 
-def write_report(folder: str | os.PathLike[str]) -> Path:
+def write_report(folder: StrPath) -> Path:
     """Writes `report.html` into the folder of a finished run.
 
     The verdict comes first, then alarms, then the numbers to remember; then results, limits, model, data, training,
@@ -88,7 +87,7 @@ def _classes(table: Table, column: int) -> Markup:
 # --- the card ---------------------------------------------------------------------------------------------------------
 
 
-def write_card(folder: str | os.PathLike[str], *, repo_id: str | None = None) -> Path:
+def write_card(folder: StrPath, *, repo_id: str | None = None) -> Path:
     """Writes the model card of a finished run, `README.md`, from what the run left in its folder.
 
     Its first line is the verdict. It says what the report says, without what is folded there, and without plan and
@@ -147,7 +146,7 @@ def _may_replace(path: Path) -> bool:
 def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
     """Returns what the Hub filters and displays by. Nothing in it is guessed: what is not known is left out."""
     page = contents.page
-    bases = find_bases(run, contents.page)
+    bases = contents.bases
     source = data_source(run)
     named = [base.encoder for base in bases if is_hub_id(base.encoder, base.revision)]
     trainings = {base.training for base in bases}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..files import parse_json, read_cell
+from ..files import Json, StrPath, parse_json, read_cell
 from . import page
 from .record import FORMAT, PlanRecord, Read, RunRecord, StateRecord, from_json
 
@@ -50,7 +49,7 @@ class RunFiles:
         return name if (self.folder / name).is_file() else ""
 
 
-def read_run(folder: str | os.PathLike[str]) -> RunFiles:
+def read_run(folder: StrPath) -> RunFiles:
     """Reads `all_results.json`, and `plan.json`, `trainer_state.json` and `predictions.csv` where they are.
 
     Raises:
@@ -90,7 +89,7 @@ def read_record(kind: type[Read], path: Path) -> Read:
     return from_json(kind, read_object(path), path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> Json:
     """Reads the object in a file; empty where there is no file.
 
     Raises:
@@ -107,7 +106,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_test_predictions(path: Path, are_numbers: bool = True) -> Predictions | None:
+def read_test_predictions(path: Path, are_numbers: bool) -> Predictions | None:
     """Reads a run's `predictions.csv`; None where the table has no label or prediction column, or no rows.
 
     Args:
@@ -171,7 +170,7 @@ def last_part(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePath(path).name or path
 
 
-def show_source(name: object, revision: str | None = None) -> str:
+def show_source(name: object, revision: str | None) -> str:
     """Shows a Hub id with its revision, of anything local the last part of its path."""
     if not is_hub_id(name, revision):
         return f"{last_part(str(name))} (local)"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from ..arguments import is_secret
-from ..files import write_text
+from ..files import Facts, Json, write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version
 from ..startup import program_words
@@ -47,25 +47,21 @@ class RunClockCallback(TrainerCallback):
         """Of training, evaluations and saves included, loading and scoring not."""
         return self.seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Starts the clock, after a resumed run has got its state back."""
         self._began = time.monotonic()
         self.num_sessions += 1
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, *event: object, **kwargs: object) -> None:
         """Stops the clock: the time after it is not training."""
         self.seconds_before = self.seconds
         self._began = None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns what a checkpoint keeps, JSON-able."""
         return {"seconds": self.seconds, "num_sessions": self.num_sessions}
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Goes on from the `state` of a checkpoint, in the session that has begun; None where it does not say."""
         before = tree or {}
         self.seconds_before = float(before.get("seconds", 0.0))
@@ -75,10 +71,10 @@ class RunClockCallback(TrainerCallback):
 def record_run(
     trainer: Trainer,
     trained: TrainOutput,
-    settings: Mapping[str, Any],
+    settings: Facts,
     origins: Mapping[str, str],
     arguments: Sequence[str],
-    task: Mapping[str, Any],
+    task: Facts,
 ) -> CommonRecord:
     """What does not depend on the task: model size, training metrics, arguments, machine, time and memory.
 
@@ -121,15 +117,13 @@ def record_run(
     )
 
 
-def record_evaluations(
-    decisions: Sequence[Mapping[str, Any]], alarms: Sequence[Any], patience: int | None
-) -> Evaluated:
+def record_evaluations(decisions: Sequence[Facts], alarms: Sequence[Any], patience: int | None) -> Evaluated:
     """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided."""
     stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
     return Evaluated(alarms, EarlyStopping(patience, stopped, decisions) if patience else None)
 
 
-def _setting(args: TrainingArguments, settings: Mapping[str, Any], name: str) -> Any:
+def _setting(args: TrainingArguments, settings: Facts, name: str) -> Any:
     value = settings[name] if name in settings else getattr(args, name, None)
     if name in SOURCES:
         return [absolute_if_local(item) for item in value] if isinstance(value, list) else absolute_if_local(value)
@@ -170,7 +164,7 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _costs(trainer: Trainer, metrics: Mapping[str, Any]) -> Costs:
+def _costs(trainer: Trainer, metrics: Facts) -> Costs:
     """Returns seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
     this_process = time.time() - psutil.Process(os.getpid()).create_time()
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)

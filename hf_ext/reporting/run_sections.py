@@ -8,7 +8,7 @@ from typing import Any
 from ..arguments import is_secret
 from ..text import capitalize, is_finite, metric_name, units
 from .charts import curve_charts
-from .page import Block, Code, Figures, Table, Text, facts_table
+from .page import Block, Blocks, Code, Figures, Table, Text, facts_table
 from .record import DecisionRecord
 from .run_files import RunFiles, show_argument, show_command
 
@@ -17,7 +17,7 @@ CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learnin
 _NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
 
 
-def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
+def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> Blocks:
     """Returns facts, learning curves, what the task adds, and every evaluation."""
     record = run.record
     train = record.train
@@ -49,7 +49,7 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> list[Block]:
     return [*blocks, *_evaluation_blocks(run)]
 
 
-def _evaluation_blocks(run: RunFiles) -> list[Block]:
+def _evaluation_blocks(run: RunFiles) -> Blocks:
     """Returns every evaluation as a row: what was logged at its step beside losses and the summary at the end."""
     evaluations: dict[Any, dict[str, Any]] = {}
     for entry in run.state.log_history:
@@ -71,7 +71,7 @@ def _class_of(decision: DecisionRecord) -> str:
     return CLASSES.get(decision.kind, decision.kind)
 
 
-def plan_blocks(run: RunFiles) -> list[Block]:
+def plan_blocks(run: RunFiles) -> Blocks:
     """Returns every speed-up: applied, skipped or refused, and why."""
     tables: dict[bool, list[list[object]]] = {True: [], False: []}
     for one in run.plan.decisions:
@@ -84,13 +84,13 @@ def plan_blocks(run: RunFiles) -> list[Block]:
     preset = f", preset {run.plan.preset}" if run.plan.preset else ""
     headers = ["speed-up", "status", "class", "why, and what was measured"]
     text = Text(f"Decided before the first step for {hardware}{preset}.")
-    blocks: list[Block] = [text, Table(headers, tables[True], code=[0])]
+    blocks: Blocks = [text, Table(headers, tables[True], code=[0])]
     if off := tables[False]:
         blocks.append(Table(headers, off, code=[0], fold=f"{len(off)} not asked for"))
     return blocks
 
 
-def cost_blocks(run: RunFiles) -> list[Block]:
+def cost_blocks(run: RunFiles) -> Blocks:
     """Returns where the time went; training time and memory stand at the top of the page."""
     train = run.record.train
     costs = run.record.costs
@@ -106,10 +106,10 @@ def cost_blocks(run: RunFiles) -> list[Block]:
     )
 
 
-def reproduce_blocks(run: RunFiles) -> list[Block]:
+def reproduce_blocks(run: RunFiles) -> Blocks:
     """Returns command, seed, arguments, versions, machine; of local paths the last part."""
     record = run.record
-    blocks: list[Block] = []
+    blocks: Blocks = []
     if record.command:
         blocks.append(Code(show_command(record.command)))
         blocks.append(Text("Of local paths the last part is shown; all_results.json of the run has them whole."))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..text import is_finite, less_is_better, metric_name, metric_title, units
 from .data_section import describe_near_copies
-from .page import Block, Page, Points, Table
+from .page import Blocks, Page, Points, Table
 from .record import Facts, Leaks, RunRecord, Score, Scores, SplitRecord, VerdictRecord
 
 REQUIRED_HEADERS = ["metric", "expected", "actual", ""]
@@ -33,7 +33,7 @@ def default_page(record: RunRecord) -> Page:
     )
 
 
-def score_blocks(split: SplitRecord, leaks: Leaks) -> list[Block]:
+def score_blocks(split: SplitRecord, leaks: Leaks) -> Blocks:
     """Returns tables of the test split and of slices of it, what was noted, how to read it.
 
     Nothing where it was not scored.
@@ -43,7 +43,7 @@ def score_blocks(split: SplitRecord, leaks: Leaks) -> list[Block]:
     if not split.scores:
         return []
     rows = f", {units.number(split.num_rows)} rows" if split.num_rows else ""
-    blocks: list[Block] = [score_table(split.scores, f"The test split{rows}.")]
+    blocks: Blocks = [score_table(split.scores, f"The test split{rows}.")]
     notes = [*score_notes(split.scores)]
     for one in split.slices:
         caption = f"{units.capitalize(one.name)}: {units.number(one.num_rows)} rows."

@@ -9,7 +9,7 @@ from ..labels import kind_from_state
 from ..text import is_finite, units
 from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
-from .page import PLACEHOLDER, Block, Code, Figures, Page, Points, Table, Text, read_page
+from .page import PLACEHOLDER, Block, Blocks, Code, Figures, Page, Points, Table, Text, read_page
 from .record import Base, RunRecord, from_json
 from .run_files import RunFiles, is_hub_id, last_part, show_source
 from .run_sections import cost_blocks, plan_blocks, reproduce_blocks, training_blocks
@@ -42,6 +42,7 @@ class Contents:
     """
 
     page: Page
+    bases: list[Base]
     subtitle: str
     verdict: str
     is_better: bool | None
@@ -58,23 +59,25 @@ def compose(run: RunFiles, repo: str | None = None) -> Contents:
     """
     record = run.record
     page = read_page(record.page) if record.page else default_page(record)
+    bases = find_bases(run, page)
     sections = [
         Section("result", "Result", _result_blocks(run, page)),
         Section("use", "What it must not be used for", [Points(page.use)] if page.use else []),
-        Section("limits", "Limits", [Points(_limits(run, page))]),
-        Section("model", "Model", _model_blocks(run, page)),
+        Section("limits", "Limits", [Points(_limits(run, page, bases))]),
+        Section("model", "Model", _model_blocks(run, page, bases)),
         Section("loading", "How to load it", _loading_blocks(page, repo)),
         Section("data", "Data", data_blocks(run) if page.data is None else page.data),
         Section("training", "Training", training_blocks(run, page.training)),
         Section("plan", "Plan", plan_blocks(run), in_card=False),
         Section("cost", "Time and memory", cost_blocks(run), in_card=False),
         Section("reproduce", "How to repeat it", reproduce_blocks(run)),
-        Section("licence", "Licence and citation", _licence_blocks(run, page)),
+        Section("licence", "Licence and citation", _licence_blocks(run, bases)),
     ]
     created = record.created.replace("T", " ")[:16]
     facts = ["Run report", record.model.class_, created and f"{created} UTC", run.folder.resolve().name]
     return Contents(
         page=page,
+        bases=bases,
         subtitle=" - ".join(filter(None, facts)),
         verdict=record.verdict.text or "No verdict: this run was not compared with any baseline.",
         is_better=record.verdict.is_better,
@@ -137,7 +140,7 @@ def _run_numbers(run: RunFiles) -> list[list[str]]:
     ]
 
 
-def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
+def _result_blocks(run: RunFiles, page: Page) -> Blocks:
     """Returns how good the model is, and compared with what."""
     blocks = [*page.results] or [Text("Not measured: the run has no scores of a test split.")]
     record = run.record
@@ -156,12 +159,12 @@ def _result_blocks(run: RunFiles, page: Page) -> list[Block]:
     return blocks
 
 
-def _limits(run: RunFiles, page: Page) -> list[str]:
+def _limits(run: RunFiles, page: Page, bases: list[Base]) -> list[str]:
     """Returns what a reader must know before using the model, the most serious first."""
     lines = [*page.limits, *data_limits(run.record.data)]
     if run.record.is_demo:
         lines.insert(0, "Trained on generated demo data: it shows that the code works, and nothing real.")
-    kept = [base for base in find_bases(run, page) if base.training != "full"] if page.needs_bases else []
+    kept = [base for base in bases if base.training != "full"] if page.needs_bases else []
     local = [last_part(base.encoder) for base in kept if not is_hub_id(base.encoder, base.revision)]
     if local:
         lines.append(
@@ -171,16 +174,15 @@ def _limits(run: RunFiles, page: Page) -> list[str]:
     return [*lines, *([f"This is about {page.subject}."] if page.subject else [])]
 
 
-def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
+def _model_blocks(run: RunFiles, page: Page, bases: list[Base]) -> Blocks:
     """Returns what it does, what it is made of, and from which weights training began."""
     model = run.record.model
-    blocks: list[Block] = [Text(page.summary)] if page.summary else []
+    blocks: Blocks = [Text(page.summary)] if page.summary else []
     if model:
         total = units.number(model.num_parameters)
         trained = units.number(model.num_trainable)
         blocks.append(Text(f"{model.class_ or 'A model'} of {total} parameters, {trained} of them trained."))
-    found = find_bases(run, page)
-    if not found and "model_name_or_path" in run.record.settings:
+    if not bases and "model_name_or_path" in run.record.settings:
         blocks.append(Text("Training began with random weights."))
     rows = [
         [
@@ -189,17 +191,17 @@ def _model_blocks(run: RunFiles, page: Page) -> list[Block]:
             base.training,
             base.pooling or units.MISSING,
         ]
-        for base in found
+        for base in bases
     ]
     headers = ["reads", "pretrained model", "training", "pooling"]
     return [*blocks, Table(headers, rows, "Pretrained models under it.")] if rows else blocks
 
 
-def _loading_blocks(page: Page, repo: str | None) -> list[Block]:
+def _loading_blocks(page: Page, repo: str | None) -> Blocks:
     """Returns code that runs as it stands, on made-up inputs, and what else must be there."""
     if not page.loading:
         return []
-    blocks: list[Block] = [
+    blocks: Blocks = [
         Code(block.text.replace(PLACEHOLDER, repo or PLACEHOLDER), block.language) if isinstance(block, Code) else block
         for block in page.loading
     ]
@@ -210,14 +212,13 @@ def _loading_blocks(page: Page, repo: str | None) -> list[Block]:
     return blocks
 
 
-def _licence_blocks(run: RunFiles, page: Page) -> list[Block]:
+def _licence_blocks(run: RunFiles, bases: list[Base]) -> Blocks:
     """Returns the licence as far as the folder says one, those of others, and whom to cite."""
-    found = find_bases(run, page)
     lines = ["See the file LICENSE." if has_licence(run) else "Whoever trained this model has not chosen a licence."]
-    if found:
+    if bases:
         data = " and of the training data" if data_source(run) else ""
         lines.append(f"The licences of the pretrained models{data} hold as well.")
-    papers = {paper for base in found for start, paper in PAPERS.items() if base.encoder.startswith(start)}
+    papers = {paper for base in bases for start, paper in PAPERS.items() if base.encoder.startswith(start)}
     return [Text(" ".join(lines)), *([Points(sorted(papers))] if papers else [])]
 
 

@@ -16,7 +16,7 @@ from .throughput import ThroughputCallback
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
-JUDGED_STEPS = 10  # after the warm-up, before anything is said to be too slow
+QUIET_STEPS = 10  # after the warm-up, before anything is said to be too slow
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SpeedLine(TrainerCallback):
         self._logs = {}
         self._is_shown = False
         self._said: set[str] = set()
-        self._first_judged = state.global_step + self._throughput.warmup_steps + JUDGED_STEPS
+        self._first_said = state.global_step + self._throughput.warmup_steps + QUIET_STEPS
         self._due = self._clock() + REFRESH_S if state.is_world_process_zero else math.inf
 
     def on_log(
@@ -83,7 +83,7 @@ class SpeedLine(TrainerCallback):
         for table in tables:
             table.prefix = f"{escape(text)}<br>"  # Trainer's table shows it with its next step
         shortfall = ""
-        if state.global_step >= self._first_judged:
+        if state.global_step >= self._first_said:
             shortfall = find_shortfall(rates)
         if not (bars or tables) and is_due:
             why = f"; {shortfall}" if shortfall else ""

@@ -46,7 +46,7 @@ class Device:
     dtype: str
     num_processes: int
 
-    def why_no_mfu(self, flops_unknown: str = "") -> str:
+    def why_no_mfu(self, flops_unknown: str) -> str:
         """Returns why MFU is not given; empty where it is."""
         if self.dtype not in self.hardware.peak_tflops:
             return f"no published {self.dtype} peak for {self.hardware.name}"
@@ -114,9 +114,7 @@ class ThroughputCallback(TrainerCallback):
         self._begun = self._measured_since = self._free = self._clock()
         self._num_measured = 0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, *event: object, **kwargs: object) -> None:
         self._begun = self._clock()
 
     def on_step_end(
@@ -136,13 +134,10 @@ class ThroughputCallback(TrainerCallback):
             self._window[:3] += 1, end - self._free, self._begun - self._free
         self.resume()
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_evaluate(self, *event: object, **kwargs: object) -> None:
         self.resume()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self.resume()
+    on_save = on_evaluate
 
     def on_log(
         self,

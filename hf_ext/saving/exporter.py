@@ -18,13 +18,11 @@ from transformers import PreTrainedModel
 
 from ..checkpoints import export_bytes, save_checkpoint_weights, save_weights, write_model_manifest
 from ..errors import ArgumentError, DiskFailure
-from ..files import describe_failure, follow_umask, is_disk_failure, write_text
+from ..files import StrPath, describe_failure, follow_umask, is_disk_failure, write_text
 from ..models import merged_copy
 from ..training import Backend, Host
 
 EXPORT_STAGING = ".staging-model"
-
-Folder = str | os.PathLike[str]
 
 
 class Exporter:
@@ -35,14 +33,14 @@ class Exporter:
         self._backend = backend
 
     @contextmanager
-    def exporting(self, folder: Folder | None = None, model: nn.Module | None = None) -> Iterator[None]:
+    def exporting(self, folder: StrPath | None, model: nn.Module | None = None) -> Iterator[None]:
         """Wraps the writing of a model folder, None for the output folder; then adds what says whose it is.
 
         Raises:
             DiskFailure: the disk is full, read-only or broken; the folder's model is not complete.
         """
         trainer = self._trainer
-        folder = folder or self._trainer.args.output_dir
+        folder = folder or trainer.args.output_dir
         try:
             yield
             if trainer.args.should_save:
@@ -67,7 +65,7 @@ class Exporter:
         """Writes all files of a model that can save itself into a staging folder, then replaces the old ones.
 
         Args:
-            state_dict: whole weights where they are spread over processes.
+            state_dict: whole weights where they are sharded over processes.
             is_checkpoint: as of `save_weights`.
         """
         staging = folder / EXPORT_STAGING
@@ -97,9 +95,9 @@ class Exporter:
         text = json.dumps(self._trainer.args.to_dict(), indent=2, default=str)
         write_text(folder / "training_args.json", text + "\n")
 
-    def save_merged(self, folder: Folder) -> None:
+    def save_merged(self, folder: StrPath) -> None:
         """Writes a copy of the model with its LoRA adapters merged into the weights; see `FastTrainer.save_merged`."""
-        if self._backend.is_spread:
+        if self._backend.is_sharded:
             raise ArgumentError(
                 "Weights are sharded over processes and cannot be merged here. Load the saved folder in one process "
                 "and call `merge_adapters()` (AffinityModel) or `merge_and_unload()` (PeftModel)."

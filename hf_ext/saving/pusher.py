@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitInfo, ModelCard
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from ..errors import ArgumentError, HfExtError, RunEnded
+from ..files import Json
 from ..hub import CARD, HubError, is_draft, open_repository, push_folder
 from ..processes import Team
 from ..training import Host, Stopper
@@ -66,7 +66,7 @@ class Pusher(TrainerCallback):
         name = trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
         trainer.hub_model_id = self._team.on_main(lambda: open_repository(name, **settings))
 
-    def _settings(self, given: Mapping[str, object]) -> dict[str, Any]:
+    def _settings(self, given: Mapping[str, object]) -> Json:
         """Reads token, branch, and whether it is private: what is given, else what the arguments say."""
         args = self._trainer.args
         said = {"token": args.hub_token, "private": args.hub_private_repo, "revision": args.hub_revision}
@@ -89,11 +89,11 @@ class Pusher(TrainerCallback):
         self._begun = name
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
         given = {"message": f"Training in progress, {name}", **self._settings({})}
-        held = ExitStack()  # also while it waits its turn
-        held.enter_context(store.pinned(newest))
+        pins = ExitStack()  # also while it waits its turn
+        pins.enter_context(store.pinned(newest))
 
         def push() -> CommitInfo:
-            with held:
+            with pins:
                 return push_folder(store.path(newest), trainer.hub_model_id, **given)
 
         self._send(name, push)
@@ -125,7 +125,7 @@ class Pusher(TrainerCallback):
             raise self._error
         return self._commit
 
-    def save_with_card(self, save: Callable[[], None], about: dict[str, Any]) -> None:
+    def save_with_card(self, save: Callable[[], None], about: Json) -> None:
         """Saves the model; a card in the output folder that the user wrote stays, else Trainer makes one of `about`."""
         self._wait()  # for what is being sent of the folder
         path = Path(self._trainer.args.output_dir, CARD)

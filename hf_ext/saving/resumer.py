@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -16,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..checkpoints import PROGRESS, STEP_SIZE, Stored, check_unlisted, compare_runs, describe_run, read_json, refuse
 from ..errors import CheckpointError
+from ..files import Json
 from ..plan import Plan
 from ..processes import do_on_main
 from ..training import Backend, Carried, Host, name_evaluation_sets
@@ -49,7 +49,7 @@ class Resumed:
     folder: Path
     stored: Stored | None = None
     allowed: Collection[str] = ()
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: Json = field(default_factory=dict)
     is_own: bool = False
 
 
@@ -83,9 +83,9 @@ class Resumer:
         self._carried = carried
         self.resumed: Resumed | None = None
         self.why_not_again: str | None = None
-        self._made: list[dict[str, Any]] = []
+        self._made: list[Json] = []
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Returns the facts of the run, see `describe_run`."""
         held_out = {**name_evaluation_sets(self._trainer.eval_dataset), "test": self._trainer.test_dataset}
         return describe_run(self._trainer, held_out, self._backend.written_by, self._plan.compared())
@@ -113,16 +113,18 @@ class Resumer:
             self._check_trusted(found.path if isinstance(found, Stored) else found)
             self.resumed = self._compare(found, facts) if isinstance(found, Stored) else Resumed(found)
         resumed = self.resumed
-        own = resumed.stored if resumed is not None and resumed.is_own else None
-        best = None if own is None or resumed is None else resumed.progress.get("best_saved_step")
-        self._saver.begin_run(facts, None if own is None else own.step, best)
+        own = Resumed(Path())
+        if resumed is not None and resumed.is_own:
+            own = resumed
+        step = None if own.stored is None else own.stored.step
+        self._saver.begin_run(facts, step, own.progress.get("best_saved_step"))
         return None if resumed is None else str(resumed.folder)
 
     def go_on(self) -> None:
         """Restores what Trainer does not: states of parts, and arguments that were allowed to change."""
         trainer = self._trainer
         resumed = self.resumed
-        state = self._trainer.state
+        state = trainer.state
         for part in self._carried:
             part.load(None if resumed is None else resumed.progress.get(part.name))
         if resumed is None:
@@ -167,14 +169,14 @@ class Resumer:
     def _check_trusted(self, folder: Path) -> None:
         """Refuses foreign folders where files are unpickled, as FSDP and DeepSpeed do; Trainer loads plain values."""
         backend = self._backend
-        if backend.is_spread and not self._saver.store.has(folder):
+        if backend.is_sharded and not self._saver.store.has(folder):
             raise CheckpointError(
                 f"{folder} is not in this run's output folder, and {backend.written_by} reads its files in a way that "
                 "can run anything. If you trust it, give its folder as --output_dir with --resume auto, or start a new "
                 "run from its weights (--model_name_or_path)."
             )
 
-    def _compare(self, stored: Stored, facts: dict[str, Any]) -> Resumed:
+    def _compare(self, stored: Stored, facts: Json) -> Resumed:
         """Compares this run with the checkpoint's, and takes over its identity."""
         trainer = self._trainer
         store = self._saver.store

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -20,9 +19,9 @@ from transformers.trainer_callback import ExportableState
 
 from ..checkpoints import PROGRESS, CheckpointStore, MirroredStore, check_unlisted, local_folder, not_finite
 from ..errors import CheckpointError, DiskFailure, NotFiniteError
-from ..files import describe_failure
+from ..files import Json, describe_failure
 from ..models import is_from
-from ..processes import Team, own_part
+from ..processes import Team, own_shard
 from ..training import Backend, Carried, Host, Stopper, find_override
 from .rotation import Retention
 
@@ -71,7 +70,7 @@ class Saver:
         self.saved_step: int | None = None
         self.staging_root: str | None = None
         self._folders: tuple[str, str | None] = ("", None)
-        self._facts: dict[str, Any] = {}
+        self._facts: Json = {}
         self._num_failures = 0
         self._unlogged: list[float] = []  # of each process, the loss since the last log
         self._begun: tuple[int, float, Future | None] | None = None  # step, when, and the commit on the main process
@@ -91,7 +90,7 @@ class Saver:
             self.store: CheckpointStore = stored or CheckpointStore(output)
             self.retention = self._keep(self.store)
 
-    def begin_run(self, facts: dict[str, Any], saved_step: int | None, best_step: int | None) -> None:
+    def begin_run(self, facts: Json, saved_step: int | None, best_step: int | None) -> None:
         """Starts another run, or the same one continued.
 
         Args:
@@ -167,7 +166,7 @@ class Saver:
 
     def _write_files(self, write: Callable[[], None]) -> None:
         trainer = self._trainer
-        state = self._trainer.state
+        state = trainer.state
         folder = self.store.staging_path(state.global_step)
         if not folder.is_dir():  # made by the main process
             raise CheckpointError(
@@ -194,7 +193,7 @@ class Saver:
             state.best_model_checkpoint = str(path)
         if self._team.writes:
             state.save_to_json(str(folder / "trainer_state.json"))  # again: Trainer took the staged one for the best
-            progress: dict[str, Any] = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
+            progress: Json = {"best_saved_step": best, "only_model": trainer.args.save_only_model}
             progress["losses"] = {"unlogged": self._unlogged, "last_logged_step": trainer._globalstep_last_logged}
             progress |= {part.name: part.state() for part in self._carried}
             (folder / PROGRESS).write_text(json.dumps(progress, default=lambda array: array.tolist()) + "\n")
@@ -298,12 +297,12 @@ class Saver:
         """
         trainer = self._trainer
         backend = self._backend
-        tensors = [(name, own_part(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
+        tensors = [(name, own_shard(p)) for name, p in trainer.model.named_parameters() if p.requires_grad]
         is_stored = with_optimizer and not (backend.is_zero or trainer.args.save_only_model)
         if is_stored and trainer.optimizer is not None:
             tensors += _optimizer_tensors(trainer.optimizer, trainer.model.named_parameters())
         names = not_finite(tensors)
-        if backend.is_spread:  # each process looked at its part
+        if backend.is_sharded:  # each process looked at its shard
             count = torch.tensor(len(names), device=trainer.accelerator.device)
             names = names or (["in another process's part"] if trainer.accelerator.reduce(count).item() else [])
         if not names:

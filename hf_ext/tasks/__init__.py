@@ -14,10 +14,9 @@ if TYPE_CHECKING:
         Span,
         Stage,
         Step,
-        dry_run_encoder,
         read_lengths,
-        with_adapters,
     )
+    from .encoders import dry_run_encoder, with_adapters
     from .running import Run, check_scored, plots_if_possible, stock_arguments, with_absolute_path
     from .task import TASKS, USUAL, Task, find_task
 else:

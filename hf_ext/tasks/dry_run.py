@@ -8,25 +8,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from datasets import Dataset
-from huggingface_hub import try_to_load_from_cache
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..data import DataArguments, check_inputs, is_on_hub, read_columns
 from ..errors import HfExtError
-from ..memory import WEIGHT_BYTES
-from ..models import EncoderSpec, Training, build_encoder, wrap_with_lora
+from ..files import Facts, Json
 from ..plan import Plan
-from ..reporting import flops_coefficients
-from ..speedups import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH, lora_settings
 from ..training_args import FastTrainingArguments
 
 Level = Literal["stops", "warns"]
@@ -34,10 +27,8 @@ Span = tuple[float, float]  # from the least to the most
 MakeBatch = Callable[[int], dict[str, Any]]
 STREAM_ROWS = 1000  # rows of a stream whose lengths stand for all
 UNKNOWN_LENGTH = 1024  # tokens of a row where no data is at hand
-TIMED_LAYERS = 2  # of an encoder: of one alone, embeddings would count for too much
 SPECIAL_TOKENS = 2  # about a sequence: <cls> and <eos>
 MAX_LINES = 5  # of an error that becomes a finding
-MAX_NAME = 40  # characters of a path
 AS_SAID = "what the message says"
 # The messages themselves say what is allowed; these name the flags.
 REMEDIES = {
@@ -165,9 +156,7 @@ class Stage:
         return sum(self.lengths.longest.values())
 
 
-def read_lengths(
-    splits: Mapping[str, Any], inputs: Mapping[str, Sequence[str]], limits: Mapping[str, int | None]
-) -> RowLengths:
+def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Mapping[str, int | None]) -> RowLengths:
     """Reads lengths of the rows of `splits`, of a stream of its first `STREAM_ROWS`. Cost: one pass over the columns.
 
     Args:
@@ -207,7 +196,7 @@ class DryRun:
     subject: str = ""
     is_demo: bool = False
     encoder_flag: str = ""
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Json = field(default_factory=dict)
     describe: Callable[[], str] | None = None
     measure: str = ""
     stages: list[Stage] = field(default_factory=list)
@@ -236,7 +225,7 @@ class DryRun:
         self,
         names: Iterable[str | None],
         inputs: Mapping[str, Sequence[str]],
-        splits: Mapping[str, Any],
+        splits: Facts,
         data_args: DataArguments,
         build_collator: Callable[[], Any],
         max_length: int | None = None,
@@ -280,55 +269,3 @@ class DryRun:
         finding = Finding(name, "stops", text, remedy)
         if finding not in self.problems:
             self.problems.append(finding)
-
-
-def dry_run_encoder(
-    model: PreTrainedModel, training: Training, source: str | None, lengths: RowLengths, names: Sequence[str]
-) -> Part:
-    """Describes an encoder, of whose layers `TIMED_LAYERS` are timed.
-
-    Args:
-        model: on the meta device. source: Hub id or folder of its weights, None where they are new.
-        names: of the inputs that it reads.
-    """
-    length = max(8, round(sum(lengths.mean[name] for name in names) / len(names)))
-    per_token, per_pair = flops_coefficients(copy.deepcopy(model).requires_grad_(False))  # forward
-    name = source or type(model).__name__
-    config = model.config.to_dict()
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Part(
-        name=name if len(name) < MAX_NAME else f"...{name[3 - MAX_NAME :]}",
-        training=training,
-        width=int(config.get("hidden_size") or config["d_model"]),
-        num_parameters=num_parameters,
-        flops=per_token * length + per_pair * length**2,
-        make_step=partial(_make_layer, config, length),
-        inputs_per_row=len(names),
-        num_distinct=sum(lengths.num_distinct[name] for name in names),
-        download_bytes=0 if _is_at_hand(source) else num_parameters * WEIGHT_BYTES,
-    )
-
-
-def _is_at_hand(source: str | None) -> bool:
-    """Returns whether weights need no download: new ones, a folder, or in the Hub's cache."""
-    if source is None or Path(source).is_dir():
-        return True
-    files = (try_to_load_from_cache(source, name) for name in ("model.safetensors", "pytorch_model.bin"))
-    return any(isinstance(file, str) for file in files)
-
-
-def _make_layer(config: dict[str, Any], length: int, device: str, num: int) -> Step | None:
-    if num > 1 and num * length > (CPU_TOKENS_PER_BATCH if device == "cpu" else GPU_TOKENS_PER_BATCH):
-        return None
-    layers = "num_layers" if "num_layers" in config else "num_hidden_layers"
-    num_timed = min(TIMED_LAYERS, config[layers])
-    encoder: Any = build_encoder(EncoderSpec("", {**config, layers: num_timed})).eval().to(device)
-    ids = (torch.arange(num * length) % 20 + 4).view(num, length).to(device)  # ids of residues
-    return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, num_timed / config[layers])
-
-
-def with_adapters(model: nn.Module, args: FastTrainingArguments, plan: Plan) -> Any:
-    """Copies a model on the meta device, with the adapters that the plan gives it."""
-    made = copy.deepcopy(model)
-    with torch.device("meta"):
-        return wrap_with_lora(made, lora_settings(args)) if plan.applied("lora") else made

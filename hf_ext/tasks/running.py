@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..checkpoints import run_folder
 from ..data import MaskingEpochCallback, reads_text
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation import describe_failed, format_checked, raise_failed
+from ..files import Facts, Json
 from ..reporting import (
     ThroughputCallback,
     absolute_if_local,
@@ -69,7 +70,7 @@ class Run:
         self.is_last = True
         self.log = logger
         self.test_dataset: Any = None
-        self._held = ExitStack()
+        self._entered = ExitStack()
 
     def __enter__(self) -> Run:
         """Begins the run.
@@ -78,15 +79,15 @@ class Run:
             FolderError: another run is in the folder, or what is in it is not a run's.
             DiskFailure: the disk is full or broken.
         """
-        with ExitStack() as held:
-            held.enter_context(run_folder(self.args))
+        with ExitStack() as entered:
+            entered.enter_context(run_folder(self.args))
             self.log = start_run_log(self.args.output_dir, self.args.process_index == 0)
             set_seed(self.args.seed)
-            self._held = held.pop_all()
+            self._entered = entered.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._held.__exit__(*error)
+        return self._entered.__exit__(*error)
 
     @property
     def folder(self) -> Path:
@@ -114,7 +115,7 @@ class Run:
         self.log.info("\n%s\n", trainer.plan.table())
         return trainer
 
-    def finish(self, trainer: FastTrainer, trained: TrainOutput, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, trainer: FastTrainer, trained: TrainOutput, facts: Facts) -> Json:
         """Writes results, report and card into the output folder, pushes where that was asked for, ends the trainer.
 
         Args:
@@ -146,7 +147,7 @@ class Run:
         raise_failed(describe_failed(required), f"Model and report are whole, in {self.args.output_dir}.")
         return results
 
-    def _save_results(self, trainer: FastTrainer, trained: TrainOutput, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _save_results(self, trainer: FastTrainer, trained: TrainOutput, facts: Facts) -> Json:
         """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
         settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
         evaluations = {}
@@ -227,7 +228,7 @@ def check_scored(values: ArrayLike, split: str) -> None:
         )
 
 
-def with_absolute_path(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+def with_absolute_path(facts: Facts, name: str) -> Json:
     """Returns `facts` with its entry `name`, a path or a Hub id, as an absolute path where it is one."""
     return {**facts, name: absolute_if_local(facts[name])}
 

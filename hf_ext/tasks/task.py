@@ -8,12 +8,13 @@ is a class there (`recipes/examples/causal_lm.py`; `recipes/examples/pde_operato
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..arguments import parse_command
 from ..errors import ArgumentError
+from ..files import Facts, Json
 from ..startup import quick_imports
 from ..training_args import FastTrainingArguments
 
@@ -34,7 +35,7 @@ TASKS = {
 }
 # What tasks set alike, of training arguments that the user does not: all speed-ups that leave learning as it is, a run
 # that goes on where it was, and neither tracker nor upload while it trains.
-USUAL: Mapping[str, Any] = {
+USUAL: Facts = {
     "preset": "max_speed",
     "weight_decay": 0.01,
     "warmup_steps": 0.05,
@@ -70,7 +71,7 @@ class Task:
 
     name: ClassVar[str]
     arguments: ClassVar[tuple[type, ...]]
-    defaults: ClassVar[Mapping[str, Any]]
+    defaults: ClassVar[Facts]
     has_card: ClassVar[bool] = True
 
     @property
@@ -121,7 +122,7 @@ class Task:
         trainer.save_model()
         trainer.save_state()
 
-    def score(self, run: Run, trainer: FastTrainer, trained: TrainOutput, data: Any) -> dict[str, Any]:
+    def score(self, run: Run, trainer: FastTrainer, trained: TrainOutput, data: Any) -> Json:
         """Scores the trained model on held-out rows, beside baselines, and says so in the log.
 
         Returns:
@@ -129,7 +130,7 @@ class Task:
         """
         return self._find("steps", "score")(run, trainer, trained, data)
 
-    def describe(self, results: Mapping[str, Any]) -> Page | None:
+    def describe(self, results: Facts) -> Page | None:
         """Describes a run for report and card where its task has something to say; None: what they say of any run.
 
         Args:
@@ -151,7 +152,7 @@ class Task:
         """
         return self._find("dry_run", "make_dry_run")(*arguments, args, hardware)
 
-    def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+    def main(self, argv: Sequence[str] | None = None) -> Json:
         """Runs all steps, as `hf-ext` does; returns what `all_results.json` holds.
 
         Raises:
@@ -160,7 +161,7 @@ class Task:
         with self.parse(argv) as run:
             return self.take_steps(run)
 
-    def take_steps(self, run: Run) -> dict[str, Any]:
+    def take_steps(self, run: Run) -> Json:
         """Takes the steps of a run that was entered, one after the other."""
         data = self.load(run)
         trainer = run.build_trainer(**self.build(run, data))

@@ -25,40 +25,38 @@ def format_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> st
     Raises:
         ArgumentError: there are no headers, or a row has another number of cells.
     """
-    cells, right = _prepare(rows, headers)
-    lines = [list(headers), *cells]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    texts = ["  ".join(_pad(*cell) for cell in zip(line, widths, right)).rstrip() for line in lines]
-    return "\n".join([texts[0], "  ".join("-" * width for width in widths), *texts[1:]])
+    head, *body = _align(rows, headers)[0]
+    rule = ["-" * len(cell) for cell in head]
+    return "\n".join("  ".join(line).rstrip() for line in (head, rule, *body))
 
 
 def format_markdown_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """Returns the same table as GitHub Markdown, its source aligned too; arguments and errors as in `format_table`."""
-    cells, right = _prepare(rows, headers)
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in (list(headers), *cells)]
-    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(headers))]
-    rule = [("-" * (width - 1) + ":") if is_right else "-" * width for width, is_right in zip(widths, right)]
-    padded = [[_pad(*cell) for cell in zip(line, widths, right)] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [padded[0], rule, *padded[1:]])
+    (head, *body), sides = _align(rows, headers, is_markdown=True)
+    rule = ["-" * (len(cell) - 1) + (":" if side == ">" else "-") for cell, side in zip(head, sides)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
-def _prepare(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> tuple[list[list[str]], list[bool]]:
-    """Turns cells into text, and says for each column whether it holds numbers only (and at least one)."""
+def _align(
+    rows: Sequence[Sequence[object]], headers: Sequence[str], is_markdown: bool = False
+) -> tuple[list[list[str]], list[str]]:
+    """Returns headers and rows as cells of the width of their column, and the side where each column stands."""
     if not headers:
         raise ArgumentError("headers is empty: one header per column is needed.")
     for number, row in enumerate(rows):
         if len(row) != len(headers):
             raise ArgumentError(f"row {number} has {len(row)} cells for {len(headers)} headers; as many are needed.")
-    cells = [[format_cell(value) for value in row] for row in rows]
-    right = [is_numeric([line[column] for line in cells]) for column in range(len(headers))]
-    return cells, right
+    lines = [[*headers], *([format_cell(value) for value in row] for row in rows)]
+    least = 3 if is_markdown else 0
+    if is_markdown:
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    columns = [*zip(*lines)]
+    sides = [">" if is_numeric(cells) else "<" for _, *cells in columns]
+    widths = [max(least, *map(len, cells)) for cells in columns]
+    return [[f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths)] for line in lines], sides
 
 
 def is_numeric(texts: Sequence[str]) -> bool:
     """Returns whether cells are numbers only, and at least one; "-" and empty cells do not count."""
     filled = [text for text in texts if text not in (MISSING, "")]
     return bool(filled) and all(text in ("nan", "inf", "-inf") or _NUMERIC_TEXT.fullmatch(text) for text in filled)
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)

@@ -36,18 +36,19 @@ from ..embeddings import (
     make_table,
 )
 from ..errors import CacheError, DataError
+from ..files import Facts, Json
 from ..hardware import detect_hardware
 from ..models import AffinityModel, identify_encoder, in_float32, read_matmul_precision
 from ..processes import Team
 from .backends import Backend
 from .host import Host, Rows, name_evaluation_sets
-from .planned import PlannedRun
+from .run_plan import PlannedRun
 
 logger = logging.getLogger(__name__)
 
 LIVE_BATCH = 8  # sequences per batch where there is no cache to size batches for
-MEMORY_SHARE = 0.3  # of free memory that one table may take
-SAMPLE = 2048  # distinct sequences per input: enough for a mean and a spread per feature
+MEMORY_FRACTION = 0.3  # of free memory that one table may take
+SAMPLE = 2048  # distinct sequences per input: enough for a mean and a standard deviation per feature
 LIVE_SAMPLE = 256  # where encoders train, and a forward pass is the cost of each; and of residues, which are many
 
 
@@ -89,7 +90,7 @@ class EmbeddingHost(Host, Protocol):
     def embed_dataset(self, dataset: Rows) -> Embedded:
         """Does what `FastTrainer`'s does."""
 
-    def embedding_key(self, name: str) -> dict[str, Any]:
+    def embedding_key(self, name: str) -> Json:
         """Does what `FastTrainer`'s does."""
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
@@ -115,7 +116,7 @@ class EmbeddingCache:
         self._backend = backend
         self._planned = planned
         self.is_on = planned.applied("embedding_cache")
-        self._settings: Mapping[str, Any] = planned.plan["embedding_cache"].settings if self.is_on else {}
+        self._settings: Facts = planned.plan["embedding_cache"].settings if self.is_on else {}
         self._embedded: dict[int, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
@@ -215,7 +216,7 @@ class EmbeddingCache:
             blocks = [encode_finite(encode, exactly, batch)[0] for batch in batches]
         return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
-    def key(self, name: str) -> dict[str, Any]:
+    def key(self, name: str) -> Json:
         """Returns all that decides the value of embeddings of input `name`; how long ones are cut is known apart."""
         model = self._trainer.model
         collator = self._trainer.data_collator
@@ -247,7 +248,7 @@ class EmbeddingCache:
             CacheError: what other processes stored does not arrive here; states do not fit on the disk.
         """
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         team = self._team
         store = self._open(name)
         encode = partial(trainer.encode_sequences, name)
@@ -260,7 +261,7 @@ class EmbeddingCache:
         report = fill_store(
             store,
             sequences,
-            partial(_halved, encode) if self._per_residue else encode,
+            (lambda batch: [states.half() for states in encode(batch)]) if self._per_residue else encode,
             encode_exactly=exactly,
             **shard,
             tokens_per_batch=self._settings["tokens_per_batch"],
@@ -326,7 +327,7 @@ class EmbeddingCache:
     # --- before the first step --------------------------------------------------------------------------------------
 
     def fit_scaling(self) -> None:
-        """Gives the model the mean and spread of labels over all rows, of embeddings over a sample of sequences.
+        """Gives the model the scale of labels over all rows, and of embeddings over a sample of sequences.
 
         Of a stream, the first 2048 rows are read. The same numbers on every process. Cost: with the cache, nothing
         that training would not need anyway; without, 256 sequences per input.
@@ -335,7 +336,7 @@ class EmbeddingCache:
             DataError: no row has an input.
         """
         trainer = self._trainer
-        rows = self._trainer.train_dataset
+        rows = trainer.train_dataset
         if not hasattr(rows, "__len__"):
             if not (first := list(islice(rows, SAMPLE))):
                 raise DataError("The stream has no training rows: all went to validation or test, or there are none.")
@@ -363,10 +364,6 @@ class EmbeddingCache:
         return sorted((distinct[i] for i in order[:number]), key=len)
 
 
-def _halved(encode: Callable[[Sequence[str]], Any], sequences: Sequence[str]) -> list[torch.Tensor]:
-    return [states.half() for states in encode(sequences)]
-
-
 def _only(dataset: Rows, columns: list[str]) -> Rows:
     """Returns rows of `dataset` with nothing but `columns`."""
     if isinstance(dataset, datasets.Dataset):
@@ -377,4 +374,4 @@ def _only(dataset: Rows, columns: list[str]) -> Rows:
 def _free_bytes() -> int:
     """Returns the bytes that one table may take in memory."""
     limit = (detect_hardware("cpu").memory_gib or 1) * 2**30  # a container's, where there is one
-    return int(min(limit, psutil.virtual_memory().available) * MEMORY_SHARE)
+    return int(min(limit, psutil.virtual_memory().available) * MEMORY_FRACTION)

@@ -18,10 +18,12 @@ from transformers.trainer_utils import EvalLoopOutput
 from ..data import kept_random_states
 from ..errors import ArgumentError
 from ..evaluation import ChosenRows, choose_rows
+from ..files import Json
 from ..models import replaced
 from ..processes import Team
 from ..training_args import FastTrainingArguments, evaluates_apart
-from .callbacks import CollapseAlarm, EarlyStopping, check_metric_on_rows, make_comparable
+from .checks import CollapseAlarm
+from .early_stopping import EarlyStopping, check_metric_on_rows, make_comparable
 from .host import Host
 from .nan_guard import can_be_best
 from .stop import EvaluationGivenUp, Stopper
@@ -99,7 +101,7 @@ class Evaluator(TrainerCallback):
         check_schedule(trainer.args, trainer.eval_dataset)
         self.is_due = False
         self._subsets: dict[str, Subset] = {}
-        self._at_hand: tuple[str | None, Any] = None, None  # name of the run's own set or None, and the rows
+        self._at_hand: str | None = None  # name of the run's own set; None for other rows
         self._added: set[str] = set()  # what callbacks logged
         self._left_out: dict[str, Given] = {}  # sets of which only the subset was looked at
         self._num_begun = 0  # sets
@@ -108,11 +110,11 @@ class Evaluator(TrainerCallback):
 
     # --- counts, for checkpoints -----------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns how often each set was looked at, and what the best model so far scored on its subset."""
         return {"num_evaluations": self._num_evaluations, "best": self._best_on_subset}
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Goes on from these; None: as before the first evaluation."""
         tree = tree or {"num_evaluations": {}, "best": None}
         self._num_evaluations: dict[str, int] = tree["num_evaluations"]  # of each set
@@ -128,7 +130,7 @@ class Evaluator(TrainerCallback):
                 these rows, see `check_metric_on_rows`.
         """
         trainer = self._trainer
-        sets = self._trainer.eval_dataset
+        sets = trainer.eval_dataset
         if sets is None or trainer.args.eval_strategy == "no":
             return
         for name, dataset in sets.items() if isinstance(sets, Mapping) else [("", sets)]:
@@ -138,12 +140,12 @@ class Evaluator(TrainerCallback):
     def _subset(self, name: str) -> Subset:
         """Chooses the subset of a set ("" where there is but one), once as long as what decides it is the same."""
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         dataset = trainer.eval_dataset[name] if name else trainer.eval_dataset
         group_column = getattr(trainer.compute_metrics, "group_column", None)  # `RowMetrics` scores by it
         seed = args.seed if args.data_seed is None else args.data_seed
         size = args.eval_subset or 1.0
-        size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a share
+        size = int(size) if size > 1 and size == int(size) else float(size)  # a count, or a fraction
         settings = size, group_column, seed, args.eval_batch_size
         known = self._subsets.get(name)
         if known is not None and known.dataset is dataset and known.settings == settings:
@@ -161,7 +163,7 @@ class Evaluator(TrainerCallback):
 
     def loader(self) -> DataLoader | None:
         """Returns the loader of the subset, where the evaluation at hand looks at that; else None."""
-        name = self._at_hand[0]
+        name = self._at_hand
         if name is None or self._trainer.args.eval_subset is None or not self._trainer.is_in_train:
             return None
         return self._subset(name).loader
@@ -175,11 +177,11 @@ class Evaluator(TrainerCallback):
         if it had not begun, but that as many random numbers are drawn; the run stops, and has saved.
         """
         trainer = self._trainer
-        at_hand: tuple[str | None, Any] = (None, asked_for)
+        at_hand = None
         if asked_for is None:
-            at_hand = "", trainer.eval_dataset
+            at_hand = ""
         elif isinstance(asked_for, str):
-            at_hand = asked_for, trainer.eval_dataset[asked_for]
+            at_hand = asked_for
         is_asked_for = trainer.control.should_evaluate or (
             trainer.args.eval_on_start and trainer.state.global_step == 0
         )
@@ -189,7 +191,7 @@ class Evaluator(TrainerCallback):
 
     def _evaluate_due(self, run: Callable[[], dict[str, float]]) -> dict[str, float]:
         trainer = self._trainer
-        state = self._trainer.state
+        state = trainer.state
         num_logs = len(state.log_history)
         parts = (self, *self._callbacks)
         stateful = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
@@ -223,7 +225,7 @@ class Evaluator(TrainerCallback):
     def _leave_evaluation(self) -> None:
         """Does the rest of what the run does before it stops."""
         trainer = self._trainer
-        sets = self._trainer.eval_dataset
+        sets = trainer.eval_dataset
         end = getattr(trainer.callback_handler.eval_dataloader, "end", None)
         if end is not None:
             end()  # else Accelerate takes the loader for the one in use
@@ -238,7 +240,7 @@ class Evaluator(TrainerCallback):
     def run(self, loader: DataLoader, given: Given) -> EvalLoopOutput:
         """Evaluates the rows of `loader`, and all rows where `loader` is of the subset and a decision is due."""
         trainer = self._trainer
-        name = None if given[0] == "Prediction" else self._at_hand[0]
+        name = None if given[0] == "Prediction" else self._at_hand
         if name is None or not trainer.is_in_train:
             return self._one_pass(loader, given, trainer.compute_metrics)
         subset = self._subset(name) if trainer.args.eval_subset is not None else None
@@ -304,7 +306,7 @@ class Evaluator(TrainerCallback):
         """
         trainer = self._trainer
         key = self.best_metric_key
-        best = self._trainer.state.best_metric
+        best = trainer.state.best_metric
         full = {full_key(name) for name in metrics}
         decided = {name: metrics.get(full_key(name), value) for name, value in metrics.items() if name not in full}
         decided = {name: value for name, value in decided.items() if name not in self._added}
@@ -320,9 +322,7 @@ class Evaluator(TrainerCallback):
 
     # --- when -------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Forgets the evaluations before.
 
         Raises:

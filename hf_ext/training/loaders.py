@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +14,6 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import seed_worker
 
-from ..checkpoints import CheckpointStore
 from ..data import (
     EPOCH_COLUMN,
     START,
@@ -35,20 +30,11 @@ from ..data import (
     reads_text,
     row_lengths,
 )
-from ..errors import ArgumentError, DataError, DataWorkerDied
+from ..errors import ArgumentError, DataError
+from ..files import Json
 from ..models import replaced
-from .host import Host, Rows
-from .overrides import find_override
-from .planned import PlannedRun
-
-# torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
-_DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
-_BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
-_ADVICE = (
-    "Workers are killed mostly where memory or shared memory (/dev/shm) runs out, or `ulimit -f` is small: give fewer "
-    "than dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
-    "dataloader_num_workers=0 shows."
-)
+from .host import Host, Rows, find_override
+from .run_plan import PlannedRun
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +173,8 @@ class Loaders(TrainerCallback):
     def _make(self, rows: Any, sampler: Sampler) -> DataLoader:
         """Makes a prepared loader of those training batches of `rows` that `sampler` names, with Trainer's settings."""
         trainer = self._trainer
-        args = self._trainer.args
-        collator = self._trainer.data_collator
+        args = trainer.args
+        collator = trainer.data_collator
         if isinstance(rows, datasets.Dataset):
             rows = trainer._remove_unused_columns(rows, "Training")
         else:
@@ -280,11 +266,11 @@ class Loaders(TrainerCallback):
         if trainer.args.process_index >= even.world_size - even.num_repeated:
             batches[-1] = RepeatedRows(batches[-1])
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns where the training stream stands after the last optimizer step, for JSON; None for other data."""
         return None if self._stream is None else self._stream.state_dict(self._num_batches)
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Continues from the position in the checkpoint that the run continues.
 
         Where that did not say it, Trainer reads and drops what it has seen; with `ignore_data_skip` the first row comes
@@ -311,39 +297,3 @@ def take_rows(dataset: Rows, rows: Sequence[int]) -> Dataset:
     if isinstance(dataset, datasets.Dataset):
         return dataset.select(rows)
     return Subset(cast(Dataset, dataset), list(map(int, rows)))
-
-
-@contextmanager
-def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[None]:
-    """Names a data worker that was killed, or whose process ended, in one error, however many did.
-
-    Raises:
-        DataWorkerDied: with what it died of, and where the run can go on.
-    """
-    try:
-        yield
-    except _BROKEN as error:
-        said = next(filter(None, (_DEATH.match(str(one)) for one in (error, *_hear_deaths()))), None)
-        # A worker that a fork server started is not a child, whose death torch would hear of: only its pipe breaks.
-        place = traceback.extract_tb(error.__traceback__)[-1].filename
-        if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
-            raise
-        words = said[0].strip().rstrip(".") if said else f"DataLoader worker (pid not known) is gone: {error}"
-        own = store.checkpoints()
-        newest = f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
-        raise DataWorkerDied(
-            f"{words}. {newest} The same command with --resume auto (the recipes' default) goes "
-            f"on. {_ADVICE.format(num_workers)}"
-        ) from error
-
-
-def _hear_deaths() -> list[RuntimeError]:
-    """Waits half a second for what torch raises wherever it hears of a death: several workers may die at once."""
-    heard = []
-    end = time.monotonic() + 0.5
-    while (left_s := end - time.monotonic()) > 0:
-        try:
-            time.sleep(left_s)
-        except RuntimeError as error:
-            heard.append(error)
-    return heard

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..data import RepeatedRows
 from ..labels import UNKNOWN
@@ -23,12 +24,11 @@ from ..models import (
     sum_loss_rows,
     unwrap_peft,
 )
-from .host import Host
-from .overrides import TRAINING_LOSS, find_override
+from .host import TRAINING_LOSS, Host, find_override
 
 logger = logging.getLogger(__name__)
 
-LossFunction = Callable[..., torch.Tensor]
+LossFunction = Callable[..., Tensor]
 _OWN = ("hf_ext", "transformers", "peft")  # losses that are tested where they are written
 
 
@@ -43,9 +43,7 @@ class ExactLoss:
     model: Any
     kind: LossKind
 
-    def __call__(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """The sum of the loss over its items, by `num_items_in_batch`, or by how many there are here."""
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
         return exact_loss(self.kind, self.model.config, logits, labels, num_items_in_batch)
@@ -108,9 +106,7 @@ class DecidedLoss:
         """Whether the model says that it leaves labels of -100 out, of numbers too."""
         return getattr(self.model, "skips_unknown", False)
 
-    def sum_rows(
-        self, logits: torch.Tensor | tuple, labels: torch.Tensor, bounds: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def sum_rows(self, logits: Tensor | tuple, labels: Tensor, bounds: Tensor | None) -> Tensor | None:
         """Returns loss and number of items per row, (n, 2); None where a row has no loss of its own."""
         logits = logits[0] if isinstance(logits, tuple) else logits
         if self.kind is not None:
@@ -152,7 +148,7 @@ class Losses:
         self._trainer = trainer
         self.given: LossFunction | None = None
         self.at_hand: DecidedLoss | None = None
-        self._rows: list[torch.Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
+        self._rows: list[Tensor] | None = None  # per batch of the evaluation at hand: (n, 2), loss and items
         self._ignored: list[str] | None = None
 
     def decide(self) -> DecidedLoss:
@@ -160,8 +156,8 @@ class Losses:
         if self.at_hand is not None:
             return self.at_hand
         trainer = self._trainer
-        args = self._trainer.args
-        model = unwrap_peft(self._trainer.model)
+        args = trainer.args
+        model = unwrap_peft(trainer.model)
         override = find_override(trainer, *TRAINING_LOSS)
         is_smoothed = trainer.label_smoother is not None
         kind = find_loss_kind(model)
@@ -177,7 +173,7 @@ class Losses:
         A `compute_loss_func` of the user's is taken at its word.
         """
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         loss = self.decide()
         is_one = args.gradient_accumulation_steps * args.world_size == 1 and args.max_tokens_per_batch is None
         is_known = loss.is_exact or loss.is_smoothed or args.n_gpu > 1 or trainer.loss_is_scaled_for_ga is not None
@@ -212,7 +208,7 @@ class Losses:
         shifts = not loss.is_users and loss.kind == "next_tokens"
         for batch in batches:
             labels = batch.get("labels") if isinstance(batch, Mapping) else None
-            if isinstance(labels, torch.Tensor):
+            if isinstance(labels, Tensor):
                 if isinstance(batch, RepeatedRows):
                     labels = torch.full_like(labels, UNKNOWN)
                 elif labels.is_floating_point() and counts_all:
@@ -226,17 +222,17 @@ class Losses:
     # --- evaluation -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def rows(self, ignored: list[str] | None) -> Iterator[list[torch.Tensor]]:
+    def rows(self, ignored: list[str] | None) -> Iterator[list[Tensor]]:
         """Collects what `keep` keeps while an evaluation lasts; `finish` sums it.
 
         Args:
             ignored: outputs that Trainer leaves out of the predictions; None for what the model says.
         """
-        rows: list[torch.Tensor] = []
+        rows: list[Tensor] = []
         with replaced(self, _rows=rows, _ignored=ignored):
             yield rows
 
-    def keep(self, outputs: Any, labels: torch.Tensor | None, bounds: torch.Tensor | None) -> None:
+    def keep(self, outputs: Any, labels: Tensor | None, bounds: Tensor | None) -> None:
         """Keeps the losses of a batch's rows in an evaluation, of all processes, where they are known.
 
         Args:
@@ -255,7 +251,7 @@ class Losses:
             # Without the rows that fill the last batch where there are several processes.
             self._rows.append(trainer.accelerator.gather_for_metrics(rows))
 
-    def finish(self, per_batch: list[torch.Tensor], metrics: dict[str, float], prefix: str) -> None:
+    def finish(self, per_batch: list[Tensor], metrics: dict[str, float], prefix: str) -> None:
         """Puts the loss over all items among the metrics, where its rows are known."""
         if not per_batch:
             return

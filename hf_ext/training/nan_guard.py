@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -16,11 +17,9 @@ from transformers.trainer_utils import has_length
 
 from ..data import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
-from ..models import PaddingWatch
 from ..speedups import Run
 from .backends import Backend
-from .host import Host
-from .overrides import find_override
+from .host import Host, find_override
 
 # Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.
 LOWEST_SCALE = 1.0
@@ -54,27 +53,20 @@ class NanGuard(TrainerCallback):
         self._run = run
         self._backend = backend
         self._last_good = last_good
-        self.losses: list[torch.Tensor] = []
-        self._norm: torch.Tensor | float | None = None
+        self.losses: list[Tensor] = []
+        self._norm: Tensor | float | None = None
 
-    @property
-    def _padding(self) -> PaddingWatch | None:
-        """Watches it, where encoders are packed."""
-        return self._run.padding
-
-    def see_norm(self, norm: torch.Tensor | float | None) -> torch.Tensor | float | None:
-        """Keeps the gradient's norm, which it returns whole: FSDP2 has a part of it on each process."""
+    def see_norm(self, norm: Tensor | float | None) -> Tensor | float | None:
+        """Keeps the gradient's norm, which it returns whole: FSDP2 has a shard of it on each process."""
         self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return self._norm
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, *event: object, **kwargs: object) -> None:
         """Forgets the step before: the first micro-batch of a step comes next."""
         self.losses = []
         self._norm = None
-        if self._padding is not None:
-            self._padding.forget()
+        if self._run.padding is not None:  # where encoders are packed
+            self._run.padding.forget()
 
     def on_pre_optimizer_step(
         self,
@@ -112,10 +104,11 @@ class NanGuard(TrainerCallback):
         Cost: the one read.
         """
         trainer = self._trainer
-        losses = self._trainer._tr_loss
+        losses = trainer._tr_loss
         judges = self._norm is not None and not self._backend.has_own_loss_scale
         norm = torch.as_tensor(self._norm if judges else 0.0).to(losses)
-        unread = torch.ones_like(losses) if self._padding is None else self._padding.is_unread(losses.device)
+        padding = self._run.padding
+        unread = torch.ones_like(losses) if padding is None else padding.is_unread(losses.device)
         seen = torch.stack([losses, norm, unread.to(losses)])
         if trainer.args.world_size > 1:  # a sum is as finite as what it is of
             seen = trainer.accelerator.reduce(seen)
@@ -140,11 +133,11 @@ class NanGuard(TrainerCallback):
     def _name_rows(self, loader: Any, batches: Sequence[int]) -> str:
         """Names the rows of some micro-batches of the step. Cost: draws the epoch's order again."""
         trainer = self._trainer
-        args = self._trainer.args
+        args = trainer.args
         dataset = getattr(loader, "dataset", None)
-        epoch, share = divmod(trainer.state.epoch or 0.0, 1)  # before the step
+        epoch, fraction = divmod(trainer.state.epoch or 0.0, 1)  # before the step
         num_before = trainer.state.global_step * args.gradient_accumulation_steps
-        first = round(share * len(loader)) if has_length(loader) else num_before
+        first = round(fraction * len(loader)) if has_length(loader) else num_before
         if find_override(trainer, "get_train_dataloader") or not has_numbered_rows(dataset):
             return f"micro-batches {', '.join(str(first + i) for i in batches)} of the epoch"
         loader.set_epoch(int(epoch))

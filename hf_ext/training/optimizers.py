@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
@@ -18,6 +22,7 @@ from ..models import (
 )
 from ..optional import require
 from ..plan import Plan
+from ..processes import offload_device, replaces_optimizer
 from ..speedups import BITSANDBYTES, optimizer_name
 from ..training_args import FastTrainingArguments
 
@@ -104,3 +109,23 @@ def split_groups(optimizer: Optimizer, chosen: set[int], rate: float) -> None:
         if moved:
             optimizer.add_param_group({**group, "params": moved, "lr": rate})
     optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+
+
+def check_given(args: TrainingArguments, optimizers: Iterable[Any]) -> None:
+    """Raises ArgumentError for an optimizer or schedule that is no name, under DeepSpeed."""
+    if args.deepspeed_plugin is not None and any(given is not None for given in optimizers):
+        raise ArgumentError(
+            "Under DeepSpeed, Trainer drops the optimizers it is given and makes its own: pass "
+            "optimizer_cls_and_kwargs, or name it with --optim."
+        )
+
+
+def check_optimizer(args: TrainingArguments, optimizer: Optimizer) -> None:
+    """Raises ArgumentError for one that accelerate would silently replace: see `speedups/sharding.py`."""
+    is_prepared = isinstance(optimizer, DeepSpeedOptimizerWrapper | DummyOptim)  # DeepSpeed made it, or will
+    if replaces_optimizer(args) and type(optimizer) is not AdamW and not is_prepared:
+        raise ArgumentError(
+            f"ZeRO with its optimizer on the {offload_device(args)} would step DeepSpeed's CPU Adam, not the "
+            f"{type(optimizer).__name__} of this trainer: give AdamW (--optim adamw_torch_fused), leave "
+            "offload_optimizer_device out, or set zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON."
+        )

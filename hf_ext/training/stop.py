@@ -1,13 +1,15 @@
-"""Saving and stopping by signal and by time, so that a run which must leave its machine can continue elsewhere."""
+"""What ends a run from outside, so that it can continue elsewhere: signals, limits of time, data workers that die."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.queues import Queue
@@ -17,11 +19,20 @@ import psutil
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..checkpoints import CheckpointStore
 from ..errors import DataWorkerDied, leave_terminal
 from ..models import replaced
 from ..processes import Team
 from .host import Host
 
+# torch 2.13 has no class for it: "DataLoader worker (pid 7) is killed by signal: Killed.", "... (pid(s) 7) exited ...".
+_DEATH = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\).*")
+_BROKEN = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what a loader raises where a worker is gone
+_ADVICE = (
+    "Workers are killed mostly where memory or shared memory (/dev/shm) runs out, or `ulimit -f` is small: give fewer "
+    "than dataloader_num_workers={}. Or code of the dataset or of the collator ended it (sys.exit, os._exit), which "
+    "dataloader_num_workers=0 shows."
+)
 STOP_MARGIN_S = 300.0  # before max_hours; a tenth of it, where that is less
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 
@@ -118,11 +129,9 @@ class Stopper(TrainerCallback):
         """Records how long a save took, so that `max_hours` leaves time for two of the longest."""
         self._longest_save_s = max(self._longest_save_s, seconds)
 
-    @contextlib.contextmanager
-    def during_evaluation(self) -> Iterator[None]:
+    def during_evaluation(self) -> contextlib.AbstractContextManager[Any]:
         """Lets an evaluation that Trainer's loop asked for be given up where the run stops."""
-        with replaced(self, _is_evaluating=True):
-            yield
+        return replaced(self, _is_evaluating=True)
 
     def check_evaluation(self) -> None:
         """Raises EvaluationGivenUp where the run stops; a hyperparameter search, though, is to get its number."""
@@ -194,9 +203,7 @@ class Stopper(TrainerCallback):
         self._last_save = time.monotonic()
         self._saved_step = state.global_step
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_prediction_step(self, *event: object, **kwargs: object) -> None:
         """Looks for a stop after each batch of an evaluation that Trainer's loop asked for, not of a user's own."""
         if self._is_evaluating:
             self._notice()
@@ -235,3 +242,42 @@ def keep_from_workers(loader: DataLoader) -> DataLoader:
         loader.worker_init_fn = init  # of loaders made from it, where a resumed run drops batches
         getattr(loader, "base_dataloader", loader).worker_init_fn = init  # of Accelerate's, which iterates
     return loader
+
+
+# --- data workers that die --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[None]:
+    """Names a data worker that was killed, or whose process ended, in one error, however many did.
+
+    Raises:
+        DataWorkerDied: with what it died of, and where the run can go on.
+    """
+    try:
+        yield
+    except _BROKEN as error:
+        said = next(filter(None, (_DEATH.match(str(one)) for one in (error, *_hear_deaths()))), None)
+        # A worker that a fork server started is not a child, whose death torch would hear of: only its pipe breaks.
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
+            raise
+        words = said[0].strip().rstrip(".") if said else f"DataLoader worker (pid not known) is gone: {error}"
+        own = store.checkpoints()
+        newest = f"{own[-1].path.name} is the last one saved, and valid." if own else "No checkpoint was saved yet."
+        raise DataWorkerDied(
+            f"{words}. {newest} The same command with --resume auto (the recipes' default) goes "
+            f"on. {_ADVICE.format(num_workers)}"
+        ) from error
+
+
+def _hear_deaths() -> list[RuntimeError]:
+    """Waits half a second for what torch raises wherever it hears of a death: several workers may die at once."""
+    heard = []
+    end = time.monotonic() + 0.5
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            time.sleep(left_s)
+        except RuntimeError as error:
+            heard.append(error)
+    return heard

@@ -18,7 +18,7 @@ from tiny_masked_lm import make_trainer
 from transformers import TrainerCallback
 
 from hf_ext.checkpoints import CheckpointStore, find_other_run, run_folder, run_lock
-from hf_ext.checkpoints.run_lock import LOCK, hold_folder
+from hf_ext.checkpoints.run_lock import LOCK, lock_folder
 from hf_ext.errors import CheckpointError, FolderError, HfExtError
 from hf_ext.masked_lm.task import TASK
 from hf_ext.trainer import FastTrainer
@@ -28,13 +28,13 @@ NOBODY = 2**22 + 1
 
 
 def refuse(folder, words="in use by another run") -> str:
-    with pytest.raises(FolderError, match=words) as refused, hold_folder(folder):
+    with pytest.raises(FolderError, match=words) as refused, lock_folder(folder):
         pass
     return str(refused.value)
 
 
 def is_free(folder) -> bool:
-    with hold_folder(folder):
+    with lock_folder(folder):
         return (folder / LOCK).read_text().splitlines()[1] == f"pid={os.getpid()}"
 
 

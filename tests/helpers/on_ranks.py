@@ -127,7 +127,7 @@ def weigh(base: type) -> type:
 @check
 def takes_a_loss_of_the_users(folder: Path) -> dict[str, list[str]]:
     """What is not as in stock Trainer where a subclass computes the loss; and where the override is not seen."""
-    find, places = hf_ext.training.overrides.find_override, [*sys.modules.values()]
+    find, places = hf_ext.training.host.find_override, [*sys.modules.values()]
     asking = [module for module in places if getattr(module, "find_override", None) is find]
     found = {}
     for name, finder in (("seen", find), ("unseen", lambda trainer, *names: None)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import SoftFileLease
 
-from hf_ext.checkpoints.run_lock import LEASE_S, LOCK, hold_folder
+from hf_ext.checkpoints.run_lock import LEASE_S, LOCK, lock_folder
 
 
 def plant_lock(folder: Path, pid: int = 0, host: str = "", start: int = 0) -> Path:
@@ -33,7 +33,7 @@ def other_run(folder: Path) -> Iterator[int]:
     pid = os.fork()
     if pid == 0:
         try:
-            with hold_folder(folder):
+            with lock_folder(folder):
                 os.write(writing, b"1")
                 while True:
                     signal.pause()

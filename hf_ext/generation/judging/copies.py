@@ -14,7 +14,7 @@ from ...evaluation import FloatArray, Score, places_of
 from ..rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score
 
 NOT_NEAR = 0.7  # identity below which no nearest chain is looked for; it stands for all that is lower
-MAX_BINDERS = 100  # of one antigen that outputs are held against, a seeded sample of more
+MAX_BINDERS = 100  # of one antigen that outputs are compared with, a seeded sample of more
 RANDOM = "random residues"
 SHUFFLED = "shuffled antibodies"
 RETRIEVAL = "nearest-antigen retrieval"
@@ -82,7 +82,7 @@ def find_nearest(rows: AntibodyRows, training: AntibodyRows) -> dict[str, np.nda
 def find_recovery(rows: AntibodyRows, held_out: AntibodyRows, seed: int = 0) -> FloatArray:
     """Computes the identity of every output's CDR-H3 to that of the held-out binder of its antigen that is most alike.
 
-    More binders make a higher number likelier: compare only what was held against the same ones, as the baselines are.
+    More binders make a higher number likelier: compare only what was compared with the same ones, as the baselines are.
 
     Args:
         held_out: binders that training did not hold, with their antigens.
@@ -167,8 +167,8 @@ def _write_noise(lengths: Sequence[str], chains: Sequence[str], generator: np.ra
     text = "".join(chains)
     letters = sorted(RESIDUES)
     counts = np.array([text.count(one) for one in letters], np.float64)
-    shares = counts / counts.sum() if counts.sum() else np.full(len(letters), 1 / len(letters))
-    return ["".join(generator.choice(letters, size=len(one), p=shares)) for one in lengths]
+    frequencies = counts / counts.sum() if counts.sum() else np.full(len(letters), 1 / len(letters))
+    return ["".join(generator.choice(letters, size=len(one), p=frequencies)) for one in lengths]
 
 
 def _draw(num: int, size: int, generator: np.random.Generator) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import DataError
 from ...evaluation import MIN_GROUPS, MODEL, PairedComparison, ResamplingGroups, find_hardest, places_of
+from ...files import Facts, Json
 from ...text import capitalize, score, share
 from ..rows import AntibodyRows, Sampling, compare_means, find_problems, mean_score
 from .copies import RANDOM, find_recovery, judge_copies, make_baselines
@@ -24,7 +25,7 @@ INVALID_BELOW = 0.5
 COLLAPSED_BELOW = 0.5
 MEMORISED_FROM = 0.5
 
-Effect = dict[str, Any]  # see `judge_condition`
+Effect = Json  # see `judge_condition`
 
 
 class Finding(NamedTuple):
@@ -46,7 +47,7 @@ def judge_generated(
     effects: Sequence[Effect] = (),
     asked: Any = None,
     needs_light: bool = True,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[Json, dict[str, np.ndarray]]:
     """Judges outputs beside the baselines, on the same antigens and by the same judges.
 
     Args:
@@ -82,7 +83,7 @@ def judge_generated(
     unit_of = dict(zip(generated.antigens, sampling.groups.group_of_row.tolist()))
     real = held_out.select([antigen in unit_of for antigen in held_out.antigens])
     groups = ResamplingGroups.of(sampling.groups.column, [unit_of[antigen] for antigen in real.antigens])
-    sets: dict[str, dict[str, Any]] = {}
+    sets: dict[str, Json] = {}
     measures: dict[str, dict[str, np.ndarray]] = {}
 
     def judge_set(name: str, rows: AntibodyRows) -> None:
@@ -118,7 +119,7 @@ def judge_generated(
     }, measures[MODEL]
 
 
-def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
+def find_gate_numbers(judged: Json) -> dict[str, float | None]:
     """Finds the numbers that gates compare in what `judge_generated` returned.
 
     None: not measured, or by a discriminator that is not to be believed.
@@ -139,8 +140,8 @@ def find_gate_numbers(judged: dict[str, Any]) -> dict[str, float | None]:
 
 
 def decide(
-    model: Mapping[str, Any], recovery: Mapping[str, PairedComparison], effects: Sequence[Effect], doubt: str | None
-) -> dict[str, Any]:
+    model: Facts, recovery: Mapping[str, PairedComparison], effects: Sequence[Effect], doubt: str | None
+) -> Json:
     """Decides what a report says first: failures of the generator, doubts about its discriminator, then the rest.
 
     Args:
@@ -174,7 +175,7 @@ def decide(
     }
 
 
-def _find_faults(model: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_faults(model: Facts) -> Iterator[Finding]:
     """Yields faults of the outputs by themselves."""
     valid = model["valid"]["value"]
     unique = model["unique_pairs"]["value"]

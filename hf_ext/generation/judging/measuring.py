@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ...data import draw_rows
 from ...errors import DataError
 from ...evaluation import FloatArray
-from ...files import write_csv, write_text
+from ...files import Facts, Json, write_csv, write_text
 from ...processes import do_on_main
 from ...tasks import check_scored, with_absolute_path
 from ...text import format_cell, format_table
@@ -138,7 +138,7 @@ def measure(
     data: PairData,
     inputs: Inputs,
     discriminator: Discriminator | None,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[Json, str]:
     """Measures everything that is said of the trained model, and holds it against the stage's gates.
 
     All processes call it; the main one writes antibodies, judges them, and leaves `generated.csv` and `gates.json`.
@@ -153,7 +153,7 @@ def measure(
     token_loss = float(train[:, 0].sum() / train[:, 2].sum())
     effects = measure_effects(trainer, data, inputs)
 
-    def judge_outputs() -> tuple[dict[str, Any], str]:
+    def judge_outputs() -> tuple[Json, str]:
         reproduced = measure_reproduced(model, data, inputs, args.num_reproduced, seed)
         antigens, asked = _choose_antigens(data, args.num_judged, seed)
         written = sample_rows(model, inputs, antigens, seed, asked, **args.decoding)
@@ -168,7 +168,7 @@ def measure(
             asked=asked,
             needs_light=data.needs_light,
         )
-        columns: dict[str, Any] = {
+        columns: Json = {
             "antigen": written.antigens,
             "heavy": written.heavy,
             "light": written.light,
@@ -229,7 +229,7 @@ def _choose_antigens(data: PairData, num: int, seed: int) -> tuple[list[str], li
     return antigens, np.random.default_rng(seed).choice(known, len(antigens)).tolist()
 
 
-def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, seed: int) -> dict[str, Any]:
+def measure_reproduced(model: Any, data: PairData, inputs: Inputs, num: int, seed: int) -> Json:
     """Measures of how many training antigens greedy decoding writes a training antibody of their own, to the residue.
 
     Each antigen is asked for once, with the affinity of one of its rows; `num` antigens at most, a seeded choice.
@@ -273,7 +273,7 @@ def measure_effects(trainer: FastTrainer, data: PairData, inputs: Inputs) -> lis
     return effects
 
 
-def count_validation_falls(log_history: Sequence[Mapping[str, Any]]) -> float | None:
+def count_validation_falls(log_history: Sequence[Facts]) -> float | None:
     """Counts evaluations after the first with a lower validation loss than all before; None without any.
 
     Not how long ago the last was: early stopping waits that long in every run, and the best model is the one kept.

@@ -1,4 +1,4 @@
-"""What each evaluation is watched for: early stopping by a paired comparison, and predictions that collapse."""
+"""Early stopping by a paired comparison: evaluations of the same rows, kept and compared."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..evaluation import (
     StoppingDecision,
     StoppingRule,
     Summed,
-    metrics_of,
 )
+from ..files import Json
 from ..processes import Team
 from ..text import less_is_better
 from ..training_args import FastTrainingArguments
@@ -31,8 +31,6 @@ from .host import Host, Rows
 ROW_BYTES = 26  # of a float64 as JSON has it
 COMPARABLE = (*PLAIN_METRICS, *RATIO_METRICS)
 SUM_COLUMN = {"token_loss": 0, "perplexity": 0, "accuracy": 1}  # of what `masked_lm.results.sum_rows` returns
-EARLY_SHARE = 0.1  # of all steps, in which a fresh head may still be nearly constant
-SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not fix
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +86,11 @@ class EarlyStopping:
     def __init__(self, trainer: Host, team: Team):
         self._trainer = trainer
         self._team = team
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions: list[Json] = []
         self._metric: str | None = None  # what is looked at, of the evaluation set of this name, "" of the only one
         self._set = ""
         self._rule: StoppingRule | None = None
-        self._stored_rule: dict[str, Any] | None = None  # until the first evaluation has shown its rows
+        self._stored_rule: Json | None = None  # until the first evaluation has shown its rows
         if trainer.args.early_stopping_patience is not None:
             self._metric, self._set = choose_metric(trainer.args, trainer.eval_dataset, trainer.compute_metrics)
 
@@ -101,7 +99,7 @@ class EarlyStopping:
     def see(self, evaluation: Evaluation) -> dict[str, float]:
         """Feeds the rule, and ends training where it says so; returns the interval of the improvement."""
         trainer = self._trainer
-        step = self._trainer.state.global_step
+        step = trainer.state.global_step
         is_seen = self.decisions and self.decisions[-1]["step"] == step  # the same weights again
         if self._metric is None or evaluation.name != self._set or is_seen:
             return {}
@@ -151,14 +149,14 @@ class EarlyStopping:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns what was decided, and what a resumed run compares with."""
         if self._metric is None:
             return None
         rule = self._stored_rule if self._rule is None else self._rule.state_dict()
         return {"rule": rule, "decisions": self.decisions}
 
-    def load(self, tree: dict[str, Any] | None) -> None:
+    def load(self, tree: Json | None) -> None:
         """Restores the run that gave this state; afresh without one. One that had stopped needs more patience."""
         self._rule = None
         self._stored_rule, self.decisions = (tree["rule"], tree["decisions"]) if tree and self._metric else (None, [])
@@ -292,60 +290,3 @@ def describe(decision: StoppingDecision, rule: StoppingRule) -> str:
     counted = f"{decision.num_without_improvement} of {rule.patience} evaluations in a row"
     end = " Training stops." if decision.should_stop else ""
     return f"{text}: excludes an improvement of {rule.min_delta:g}, as {counted} have done.{end}"
-
-
-# --- predictions that collapse --------------------------------------------------------------------------------------
-
-
-class CollapseAlarm:
-    """Warns when predictions collapse while a model trains: few values, little spread, bfloat16 rounding, one class.
-
-    Looks at every evaluation that the loop asks for, of one number per row with labels that are no classes, and of
-    other kinds of labels where `compute_metrics` is a `RowMetrics` of them. Each alarm is said once until it goes away,
-    and stands in `alarms` ("step", "name" of the evaluation set, "alarms"). Within the learning rate's warm-up and the
-    first tenth of the steps only rounding and values that are not finite are alarming.
-    Logged: `eval_num_distinct` and `eval_spread_ratio` (the predictions'
-    standard deviation divided by the labels').
-
-    Cost: two sorts per evaluation: 10 ms for 26,000 rows.
-    """
-
-    name = "collapse_alarm"
-
-    def __init__(self, trainer: Host):
-        self._trainer = trainer
-        self.alarms: list[dict[str, Any]] = []
-        self._said: dict[str, list[str]] = {}  # name of the evaluation set -> which alarms hold
-
-    def see(self, evaluation: Evaluation) -> dict[str, float]:
-        """Says what is alarming; returns how the predictions spread."""
-        compute = self._trainer.compute_metrics
-        predictions = evaluation.predictions
-        metrics = metrics_of(compute.kind if isinstance(compute, RowMetrics) else None)
-        if not metrics.can_examine(predictions, evaluation.labels):
-            return {}
-        args = self._trainer.args
-        state = self._trainer.state
-        name = evaluation.name
-        step = state.global_step
-        prefix = f"eval_{name}_" if name else "eval_"
-        report, alarms = metrics.examine(metrics.kind.to_predictions(predictions), evaluation.labels)
-        is_early = step <= max(args.get_warmup_steps(state.max_steps), EARLY_SHARE * state.max_steps)
-        due = {about: text for about, text in alarms.items() if not is_early or about in SAID_EARLY}
-        new = [text for about, text in due.items() if about not in self._said.get(name, [])]
-        of = f" ({name})" if name else ""
-        if new:
-            self.alarms.append({"step": step, "name": name, "alarms": new})
-        if new and args.process_index == 0:
-            logger.warning("ALARM at step %d%s: %s", step, of, " ".join(new))
-        self._said[name] = [*due]
-        spread = {"num_distinct": report["num_distinct"], "spread_ratio": report["spread_ratio"]}
-        return {f"{prefix}{key}": float(value) for key, value in spread.items() if value is not None}
-
-    def state(self) -> dict[str, Any] | None:
-        """Returns what was said, for a checkpoint; None where nothing was looked at."""
-        return {"alarms": self.alarms, "said": self._said} if self._said else None
-
-    def load(self, tree: dict[str, Any] | None) -> None:
-        """Restores what the run was that gave this state; afresh without one."""
-        self.alarms, self._said = (tree["alarms"], tree["said"]) if tree else ([], {})

@@ -19,8 +19,7 @@ from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
 from ..speedups import Run
 from ..training_args import asks_for_more, complete_arguments
-from .backends import check_given
-from .optimizers import require_optimizer
+from .optimizers import check_given, require_optimizer
 
 logger = logging.getLogger(__name__)
 
