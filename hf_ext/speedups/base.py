@@ -16,6 +16,7 @@ from ..hardware import Hardware
 from ..memory import NUMERICS, MemoryModel, Switch, TrainConfig
 from ..models import Held, PaddingWatch
 from ..processes import splits_weights
+from .evidence.facts import DataFacts, ModelFacts
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
@@ -72,37 +73,6 @@ def cannot(reason: str, is_named: bool) -> Decision:
 def off(reason: str = "not asked for") -> Decision:
     """Makes the decision that it was not asked for, or that there is nothing to do."""
     return Decision("", "I", "off", reason)
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper.
-
-    `families`: model types of its encoders. `has_own_decoder`: a decoder of ours reads what an encoder puts out; then
-    they have the model's own type too, so that nobody takes the whole model for packed.
-    """
-
-    families: tuple[str, ...] = ()
-    frozen_inputs: tuple[str, ...] = ()
-    trains_encoders: bool = True
-    num_parameters: int = 0
-    num_trainable: int = 0
-    blocks: str = ""  # its repeated layers, in words
-    num_block_matrices: int = 0  # that train
-    classes: tuple[str, ...] = ()
-    has_adapters: bool = False
-    has_own_decoder: bool = False
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What decisions need to know of the training data; None where a stream does not tell."""
-
-    num_rows: int | None = None
-    has_lengths: bool = False
-    padding_share_random: float | None = None
-    distinct_inputs: dict[str, int] = field(default_factory=dict)
-    streaming: bool = False
 
 
 @dataclass(frozen=True)

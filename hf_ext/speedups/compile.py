@@ -12,8 +12,8 @@ from ..data import change_layout
 from ..models import find_blocks, find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
 from .base import Context, Decision, Kind, Run, Speedup, applied, cannot, off, recomputes, skipped
-from .parity import one_line
-from .sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
+from .evidence.parity import one_line
+from .evidence.sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
 TRITON = (7, 0)  # compute capability that its kernels need
 

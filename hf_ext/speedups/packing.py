@@ -9,10 +9,10 @@ from torch import nn
 
 from ..errors import PlanRefused
 from ..models import PaddingWatch, pack_encoders, unpack_encoders
-from . import parity
 from .attention import FAMILIES, PACKED, Attention
 from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, off, skipped
 from .compile import Compile
+from .evidence import parity
 
 
 class Packing(Speedup):

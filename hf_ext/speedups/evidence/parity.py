@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from .base import Run
+from ..base import Run
 from .sample import Sample, evaluating, find_samples, first_rows, sample_model
 
 MAX_DIFFERENCE = 1e-4

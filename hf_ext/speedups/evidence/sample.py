@@ -19,10 +19,10 @@ from accelerate.utils import send_to_device
 from torch import nn
 from transformers import default_data_collator
 
-from ..data import kept_random_states
-from ..models import find_encoders, unwrap_peft
-from ..processes import splits_weights
-from .base import Run
+from ...data import kept_random_states
+from ...models import find_encoders, unwrap_peft
+from ...processes import splits_weights
+from ..base import Run
 
 logger = logging.getLogger(__name__)
 
