@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .affinity import AffinityModel, in_float32
+    from .affinity import AffinityModel
     from .arguments import AUTO_LAYER, Head, ModelArguments
     from .blocks import (
         block_classes,
@@ -61,5 +61,6 @@ if TYPE_CHECKING:
     from .lora import LoraSettings, has_adapters, merged_copy, narrow, require_base, unwrap_peft, wrap_with_lora
     from .losses import LossKind, class_losses, exact_loss, find_loss_kind, has_loss_of, sum_loss_rows
     from .optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
+    from .towers import in_float32
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -41,8 +41,8 @@ class Attention(Speedup):
     - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache.
     - `faesm`: the faesm library's flash attention for ESM (`models/kernels/faesm_bridge.py`), from 8.0 with flash-attn.
     - `sdpa`, `eager`: transformers' own, for padded batches.
-    Evidence: parity on the first real rows in the training dtype (`evidence/parity.py`). Above the bound, a choice is refused;
-    `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
+    Evidence: parity on the first real rows in the training dtype (`evidence/parity.py`). Above the bound, a choice is
+    refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
     Cost: two or three forward passes over four rows, and backward passes where encoders train.
     """
 
