@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -113,7 +113,7 @@ def _computes(hook: object) -> bool:
     return str(getattr(hook, "__module__", "")).split(".")[0] in ("transformers", "peft")
 
 
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+def _fake_like(tensor: Tensor) -> Tensor:
     fake = torch.empty(tensor.shape, dtype=tensor.dtype)
     if not isinstance(tensor, nn.Parameter):
         return fake
@@ -122,7 +122,7 @@ def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def fake_batch(mode: FakeTensorMode, value: object) -> Any:
     """Makes every tensor in the batch a fake one; numbers, layouts of packed rows and the like stay readable."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return mode.from_tensor(value.cpu()) if value.device.type != "meta" else torch.empty_like(value, device="cpu")
     if isinstance(value, dict):
         return {name: fake_batch(mode, part) for name, part in value.items()}
@@ -158,7 +158,7 @@ _EXACT_NAMES = (
     *("exp", "log", "pow", "rsqrt", "sum", "cumsum"),
 )
 _EXACT_ON_CUDA = {
-    getattr(place, name) for place in (functional, torch, torch.Tensor) for name in _EXACT_NAMES if hasattr(place, name)
+    getattr(place, name) for place in (functional, torch, Tensor) for name in _EXACT_NAMES if hasattr(place, name)
 }
 
 
@@ -170,7 +170,7 @@ class _CudaRule(TorchFunctionMode):
 
 
 def _widened(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_half else value
 
 

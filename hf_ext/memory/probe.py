@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -139,7 +139,7 @@ class Ledger(TorchDispatchMode):
         """Bytes held at this moment."""
         return sum(self.current.values())
 
-    def know(self, tensors: Iterable[torch.Tensor], category: str = WEIGHTS) -> None:
+    def know(self, tensors: Iterable[Tensor], category: str = WEIGHTS) -> None:
         """Counts tensors that were made before, whose views would else count, each storage once.
 
         What is counted already is put into the other category.
@@ -164,12 +164,12 @@ class Ledger(TorchDispatchMode):
             return args[0].fake_device  # asked for six times per operation, and slow to come by
         result = function(*args, **(kwargs or {}))
         for part in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(part, torch.Tensor):
+            if isinstance(part, Tensor):
                 self._add(part)
         self._note()
         return result
 
-    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
+    def _add(self, tensor: Tensor, category: str = OTHER) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # two views of one have the same address
         num_bytes = storage.nbytes()
@@ -212,7 +212,7 @@ class Ledger(TorchDispatchMode):
         if states.requires_grad:
             states.register_hook(partial(self._turn, number, part))
 
-    def _turn(self, number: int, part: LayerSlice, gradient: torch.Tensor) -> None:
+    def _turn(self, number: int, part: LayerSlice, gradient: Tensor) -> None:
         self._mark("backward", number, part)
         self._is_between = False
 
@@ -263,15 +263,15 @@ def record_pass(
     return Timeline(others - weights, gradients, tuple(ledger.repeats), growing)
 
 
-def _loss(outputs: Any) -> torch.Tensor:
+def _loss(outputs: Any) -> Tensor:
     """Returns the model's own loss; of one without, the sum of what it puts out first."""
     found = outputs.get("loss") if isinstance(outputs, dict) else None
     first = outputs[0] if found is None else found
     return first if first.dim() == 0 else first.float().sum()
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
         return [value]
     values = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
     return [tensor for part in values for tensor in _tensors(part)]

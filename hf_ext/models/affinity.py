@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
@@ -27,8 +28,8 @@ class AffinityOutput(ModelOutput):
     - of residues: (n, longest, classes), or (n, longest) in label units; -100 (`UNKNOWN`) behind a row's end.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    loss: Tensor | None = None
+    logits: Tensor | None = None
 
 
 class AffinityModel(TowerModel):
@@ -92,20 +93,20 @@ class AffinityModel(TowerModel):
         """Whether labels of -100 count nothing; of one number per row they are numbers like others."""
         return self.config.kind.skips_unknown
 
-    def fill_of(self, name: str) -> torch.Tensor:
+    def fill_of(self, name: str) -> Tensor:
         """Returns what stands for the embedding of input `name` in rows that lack it: (width,), float32."""
         widths = self.embedding_sizes
         return dict(zip(widths, self.head.fill.split([*widths.values()])))[name]
 
     def forward(
         self,
-        sequences: dict[str, dict[str, torch.Tensor]] | None = None,
-        embeddings: dict[str, torch.Tensor] | None = None,
-        labels: torch.Tensor | None = None,
-        bounds: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        sequences: dict[str, dict[str, Tensor]] | None = None,
+        embeddings: dict[str, Tensor] | None = None,
+        labels: Tensor | None = None,
+        bounds: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         return_dict: bool = True,
-        missing: dict[str, torch.Tensor] | None = None,
+        missing: dict[str, Tensor] | None = None,
     ) -> AffinityOutput:
         """Predicts from sequences, from cached embeddings, or from some of each.
 
@@ -160,7 +161,7 @@ class AffinityModel(TowerModel):
             logits = padded
         return AffinityOutput(loss=loss, logits=logits)
 
-    def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+    def _mark(self, absent: dict[str, Tensor], features: Tensor) -> Tensor:
         """Marks features, (n, sum of widths), of inputs that their rows lack: of that shape, bool."""
         if unknown := sorted(absent.keys() - self.embedding_sizes.keys()):
             raise ArgumentError(f"missing names {unknown}; this model reads {[*self.embedding_sizes]}.")
@@ -179,7 +180,7 @@ class AffinityModel(TowerModel):
 
     @torch.no_grad()
     def fit_scaling(
-        self, label_mean: float | list[float], label_std: float | list[float], embeddings: dict[str, torch.Tensor]
+        self, label_mean: float | list[float], label_std: float | list[float], embeddings: dict[str, Tensor]
     ) -> None:
         """Stores the scale of labels (label units) and of each input's embeddings, (n, width) per input name.
 
@@ -202,9 +203,7 @@ class AffinityModel(TowerModel):
         self.head.fit_scaling(torch.cat([block.mean(0) for block in blocks.values()]), torch.cat(scales))
         self.config.is_scaled = True
 
-    def row_losses(
-        self, logits: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
+    def row_losses(self, logits: Tensor, labels: Tensor, bounds: Tensor | None = None) -> Tensor | None:
         """Sums the loss of each row, (n,), from `forward`'s logits and its arguments.
 
         None for "ranking", which needs pairs, and with an ensemble, whose logits are not what the loss is of.
@@ -218,7 +217,7 @@ class AffinityModel(TowerModel):
     def _loss(self) -> NumberLoss:
         return LOSSES[type(self.config.kind)](self.config)
 
-    def _label_losses(self, output: torch.Tensor, labels: torch.Tensor, bounds: Any) -> torch.Tensor:
+    def _label_losses(self, output: Tensor, labels: Tensor, bounds: Any) -> Tensor:
         """Computes the loss of each label, of the shape of `labels`; 0 where it is not known."""
         losses = self._loss.of_labels(output, labels, bounds)
         return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses

@@ -20,7 +20,7 @@ import inspect
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
@@ -34,14 +34,14 @@ from .kernels.replaced_forwards import has_forward_of, is_from
 
 def regression_loss(
     name: str,
-    predictions: torch.Tensor,
-    labels: torch.Tensor,
-    bounds: torch.Tensor | None = None,
+    predictions: Tensor,
+    labels: Tensor,
+    bounds: Tensor | None = None,
     *,
     huber_delta: float = 1.0,
     tobit_scale: float = 0.25,
     per_row: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Sums over rows a loss on standardised labels.
 
     Args:
@@ -70,7 +70,7 @@ def regression_loss(
     return losses if per_row else losses.sum()
 
 
-def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _tobit(predictions: Tensor, labels: Tensor, bounds: Tensor | None, scale: float) -> Tensor:
     """Computes Gaussian negative log-likelihood times scale squared; censored rows by the probability of their tail."""
     residual = labels - predictions
     exact = 0.5 * residual.square()
@@ -80,7 +80,7 @@ def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor
     return torch.where(bounds == 0, exact, tail)
 
 
-def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+def _ranking(predictions: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
     """Computes a logistic loss on every pair of rows whose order is known.
 
     A row without a comparable partner adds zero.
@@ -95,7 +95,7 @@ def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tens
     return per_row / pairs.clamp(min=1) / 2
 
 
-def class_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of each label, of the shape of `labels`; what stands where a label is `UNKNOWN` counts nothing.
 
     Args:
@@ -119,24 +119,24 @@ class NumberLoss:
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def of_labels(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    def of_labels(self, output: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
         """Returns the loss of each label, of the shape of `labels`; `output` is the head's, `bounds` as there."""
         config = self.config
         mean, std = self._scale(output)
         scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
         return regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
 
-    def to_logits(self, output: torch.Tensor) -> torch.Tensor:
+    def to_logits(self, output: Tensor) -> Tensor:
         """Returns what the head puts out in label units."""
         mean, std = self._scale(output)
         return output * std + mean
 
-    def to_output(self, logits: torch.Tensor) -> torch.Tensor:
+    def to_output(self, logits: Tensor) -> Tensor:
         """Returns what the head put out."""
         mean, std = self._scale(logits)
         return (logits - mean) / std
 
-    def _scale(self, like: torch.Tensor) -> list[Any]:
+    def _scale(self, like: Tensor) -> list[Any]:
         """Returns mean and standard deviation of labels: numbers, or of several values (k,) each."""
         scale = self.config.label_mean, self.config.label_std
         return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
@@ -145,13 +145,13 @@ class NumberLoss:
 class ClassLoss(NumberLoss):
     """The cross entropy of labels that are names, whose `logits` are calibrated."""
 
-    def of_labels(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    def of_labels(self, output: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
         return class_losses(output, labels)
 
-    def to_logits(self, output: torch.Tensor) -> torch.Tensor:
+    def to_logits(self, output: Tensor) -> Tensor:
         return output / self.config.temperature
 
-    def to_output(self, logits: torch.Tensor) -> torch.Tensor:
+    def to_output(self, logits: Tensor) -> Tensor:
         """Returns the logits: evaluations while training see the head before it is calibrated."""
         return logits
 
@@ -219,10 +219,10 @@ def has_loss_of(model: Any, family: Any) -> bool:
 def exact_loss(
     kind: LossKind,
     config: Any,
-    logits: torch.Tensor,
-    labels: torch.Tensor | None,
-    num_items: torch.Tensor | int | None = None,
-) -> torch.Tensor:
+    logits: Tensor,
+    labels: Tensor | None,
+    num_items: Tensor | int | None = None,
+) -> Tensor:
     """Divides the summed losses of all items in this batch by the number of items in the whole effective batch.
 
     Args:
@@ -252,7 +252,7 @@ def exact_loss(
     return total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
 
 
-def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def sum_loss_rows(kind: LossKind, config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     """Sums what each row adds to `exact_loss`, so that batches of any size add up to one mean: (n, 2), float32.
 
     Args:
@@ -271,12 +271,12 @@ def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: tor
     return torch.stack([losses.reshape(num_rows, -1).sum(1), items.reshape(num_rows, -1).float().sum(1)], dim=1)
 
 
-def aligned(kind: LossKind, logits: Any, labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
+def aligned(kind: LossKind, logits: Any, labels: Tensor) -> tuple[Any, Tensor]:
     """Returns logits and labels, position by position what predicts and what is predicted."""
     return (logits[:, :-1], labels[:, 1:]) if kind == "next_tokens" else (logits, labels)
 
 
-def count_items(labels: torch.Tensor) -> torch.Tensor:
+def count_items(labels: Tensor) -> Tensor:
     """Counts items in a batch: labels that are measurements (float), of classes those that are not -100.
 
     Scalar, int64.
@@ -284,11 +284,11 @@ def count_items(labels: torch.Tensor) -> torch.Tensor:
     return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(UNKNOWN).sum()
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "sum") -> Tensor:
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction=reduction)
 
 
-def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+def _sequence_loss(config: Any, logits: Tensor, labels: Tensor, reduction: str = "sum") -> Tensor:
     if config.problem_type is None:  # transformers' rule
         classes = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         config.problem_type = "regression" if config.num_labels == 1 else classes

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ArgumentError
@@ -18,7 +18,7 @@ from .head import pool
 from .kernels.process_settings import replaced
 from .lora import is_rounded, merge_layers
 
-Encode = Callable[[Sequence[str]], torch.Tensor]
+Encode = Callable[[Sequence[str]], Tensor]
 
 
 class TowerModel(PreTrainedModel):
@@ -125,7 +125,7 @@ class TowerModel(PreTrainedModel):
                 self.encoders[str(index)].eval()
         return self
 
-    def encode(self, name: str, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def encode(self, name: str, batch: dict[str, Tensor]) -> Tensor:
         """Encodes one input: pooled embeddings.
 
         Where residues have labels, the states of all of them, one after another.
@@ -240,7 +240,7 @@ def in_float32(model: TowerModel, name: str, encode: Encode) -> Encode | None:
     if not in_half or name not in model.frozen_inputs:
         return None
 
-    def exactly(sequences: Sequence[str]) -> torch.Tensor:
+    def exactly(sequences: Sequence[str]) -> Tensor:
         model.attach_encoders()
         encoder = model.encoders[str(model.tower_of(name).encoder)]
         with replaced(model.config, encoder_autocast=None), computing_in_float32(encoder):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ..data import read_columns
@@ -188,7 +189,7 @@ def set_encoder_dtype(model: Any, dtype: str, mode: str, bits: int | None = None
         model.release_encoders()
 
 
-def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
+def relative_noise(candidate: Tensor, reference: Tensor) -> float:
     """Computes the mean distance of centred candidate and reference, over the reference's from its centre.
 
     Args:
@@ -201,7 +202,7 @@ def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
     return (difference.norm(dim=1).mean() / centred.norm(dim=1).mean().clamp(min=1e-12)).item()
 
 
-def _sample(run: Run, name: str) -> list[dict[str, torch.Tensor]]:
+def _sample(run: Run, name: str) -> list[dict[str, Tensor]]:
     """Samples model inputs of up to 32 distinct training sequences, spread over the set, one sequence each."""
     rows = read_columns(run.train_dataset, run.collator.columns[name])
     distinct = [parts for parts in dict.fromkeys(rows) if any(parts)]  # an input that a row lacks is not encoded
@@ -210,6 +211,6 @@ def _sample(run: Run, name: str) -> list[dict[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def _encode(model: Any, name: str, sample: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def _encode(model: Any, name: str, sample: list[dict[str, Tensor]]) -> Tensor:
     batches = ({key: value.to(model.device) for key, value in batch.items()} for batch in sample)
     return torch.cat([model.encode(name, batch).cpu() for batch in batches])

@@ -68,7 +68,7 @@ def fuse_gelu(model: nn.Module) -> int:
     return len(layers)
 
 
-def _gelu_forward(layer: EsmIntermediate, hidden_states: torch.Tensor) -> torch.Tensor:
+def _gelu_forward(layer: EsmIntermediate, hidden_states: Tensor) -> Tensor:
     return functional.gelu(layer.dense(hidden_states))
 
 

@@ -13,7 +13,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -43,9 +43,9 @@ class PaddingWatch:
     """
 
     def __init__(self) -> None:
-        self._found: torch.Tensor | None = None
+        self._found: Tensor | None = None
 
-    def unpack(self, packed: torch.Tensor, segments: VarlenLayout) -> torch.Tensor:
+    def unpack(self, packed: Tensor, segments: VarlenLayout) -> Tensor:
         """Unpacks as `segments` does, the last states of an encoder, whose gradient will be looked at.
 
         Where it is, padding is not zero.
@@ -60,7 +60,7 @@ class PaddingWatch:
         flat.register_hook(partial(self._note, segments.indices))
         return flat.unflatten(0, segments.shape)
 
-    def _note(self, tokens: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _note(self, tokens: Tensor, gradient: Tensor) -> None:
         """Records whether the gradient of states (n * width, features) is zero at padding, all but `tokens`."""
         largest = gradient.detach().abs().amax(-1)
         read = largest.index_fill(0, tokens, 0).max() > LEAST * largest.max()
@@ -70,7 +70,7 @@ class PaddingWatch:
         """Forgets what was recorded."""
         self._found = None
 
-    def is_unread(self, device: torch.device) -> torch.Tensor:
+    def is_unread(self, device: torch.device) -> Tensor:
         """Tells whether no padding was read: a scalar, bool, on `device`."""
         if self._found is None:
             return torch.ones((), dtype=torch.bool, device=device)
@@ -79,15 +79,13 @@ class PaddingWatch:
 
 # From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
 # the last states, packed.
-Mask = torch.Tensor | None
+Mask = Tensor | None
 Embeds = dict[str, Any]
-PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, Mask, Embeds, Any], torch.Tensor]
-PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last states, padded
+PackedPass = Callable[[Any, VarlenLayout, Tensor, Mask, Embeds, Any], Tensor]
+PutOut = Callable[[Any, Tensor], Any]  # from an encoder and its last states, padded
 
 
-def run_esm(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_esm(encoder: Any, segments: VarlenLayout, ids: Tensor, mask: Mask, embeds: Embeds, layers: Any) -> Tensor:
     """Runs ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
     rotary = None
@@ -96,9 +94,7 @@ def run_esm(
     return encoder.encoder(hidden, position_embeddings=rotary, **layers).last_hidden_state
 
 
-def run_esmc(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_esmc(encoder: Any, segments: VarlenLayout, ids: Tensor, mask: Mask, embeds: Embeds, layers: Any) -> Tensor:
     """Runs ESM C."""
     hidden = segments.pack(encoder.embed_tokens(ids))
     rotary = encoder.rotary_emb(hidden, segments.columns)
@@ -107,17 +103,13 @@ def run_esmc(
     return encoder.norm(hidden)
 
 
-def run_bert(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_bert(encoder: Any, segments: VarlenLayout, ids: Tensor, mask: Mask, embeds: Embeds, layers: Any) -> Tensor:
     """Runs BERT: embeddings of the padded rows, whose columns are positions."""
     hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
     return encoder.encoder(hidden, **layers).last_hidden_state
 
 
-def run_t5(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_t5(encoder: Any, segments: VarlenLayout, ids: Tensor, mask: Mask, embeds: Embeds, layers: Any) -> Tensor:
     """Runs T5's encoder, with one bias for all layers and sequences."""
     hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
     longest = segments.max_length
@@ -129,12 +121,12 @@ def run_t5(
     return encoder.dropout(encoder.final_layer_norm(hidden))
 
 
-def _with_pooler(encoder: Any, states: torch.Tensor) -> BaseModelOutputWithPoolingAndCrossAttentions:
+def _with_pooler(encoder: Any, states: Tensor) -> BaseModelOutputWithPoolingAndCrossAttentions:
     pooled = None if encoder.pooler is None else encoder.pooler(states)
     return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
 
 
-def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
+def _computing_dtype(hidden: Tensor) -> torch.dtype:
     """Returns the dtype of what linear layers put out."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):

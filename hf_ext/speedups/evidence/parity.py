@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..base import Run
 from .sample import Sample, evaluating, find_samples, first_rows, sample_model
@@ -100,7 +101,7 @@ def _sample_around(run: Run, samples: list[Sample]) -> list[Sample]:
     return sample_model(run, first_rows(run.train_dataset, is_spread=True), None)
 
 
-def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
     """Measures states, and gradients where the encoder trains."""
     return sample.states(autocast), sample.gradients(autocast) if sample.trains else None
 
@@ -117,7 +118,7 @@ def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
 
 
 def _compare(
-    what: str, exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, sample: Sample
+    what: str, exact: Tensor, before: Tensor, after: Tensor, sample: Sample
 ) -> tuple[float | None, str | None]:
     """Compares: the ratio of noise, under autocast, and what is above its bound."""
     if sample.autocast:
@@ -142,12 +143,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
 
 
-def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
+def _distance(before: Tensor, after: Tensor) -> float:
     """Computes the relative distance, L2."""
     return ((after - before).norm() / before.norm().clamp(min=torch.finfo(before.dtype).tiny)).item()
 
 
-def _noise_ratio(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> float:
+def _noise_ratio(exact: Tensor, before: Tensor, after: Tensor) -> float:
     """Computes how much further from `exact` than `before` `after` is; 0.1 % of `exact` counts as no distance."""
     noise, allowed = (found.sub(exact).norm().item() for found in (after, before))
     return noise / max(allowed, 1e-3 * exact.norm().item())
