@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import get_args
 
 from ..checkpoints import GB
 from ..memory import MemoryReport, format_memory
@@ -16,7 +17,7 @@ from .findings import would_run
 from .gather import Facts
 
 WIDTH = 100
-TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
+TRAININGS: tuple[Training, ...] = get_args(Training)
 PRECISIONS = {  # that `max_speed` trains in
     "bf16": "native bf16",
     "fp16": "fp16 with loss scaling: no native bf16",

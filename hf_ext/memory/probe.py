@@ -109,7 +109,6 @@ class Ledger(TorchDispatchMode):
 
     Attributes:
         current: category -> bytes held at this moment.
-        peak: most bytes held at one moment, of all categories.
         levels: after each operation, bytes of all but gradients; of those, what grows with the rows; of gradients.
         repeats: what was passed so far of what the whole model repeats.
 
@@ -124,7 +123,7 @@ class Ledger(TorchDispatchMode):
         self.block = block
         self.rows = rows
         self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OTHER), 0)
-        self.peak = self.growing = 0
+        self.growing = 0
         self.levels: list[tuple[int, int, int]] = []
         self.repeats: list[Repeat] = []
         # Storage -> [category, bytes, bytes that grow with the rows, layers left out that have one of their own].
@@ -198,7 +197,6 @@ class Ledger(TorchDispatchMode):
         gradients = self.current[GRADIENTS]
         others = self.total - gradients - self._freed
         self.levels.append((others, self.growing - self._freed_growing, gradients))
-        self.peak = max(self.peak, others + gradients)
 
     def _begin(self, number: int, part: LayerSlice, module: nn.Module, args: Any) -> None:
         self._mark("forward", number, part)

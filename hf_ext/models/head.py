@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
 
-POOLINGS = ("mean", "mean_tokens", "cls", "max")
+Pooling = Literal["mean", "mean_tokens", "cls", "max"]
+POOLINGS = get_args(Pooling)
 
 
 def pool(states: Tensor, batch: Mapping[str, Tensor], method: str) -> Tensor:

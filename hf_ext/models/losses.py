@@ -36,13 +36,14 @@ def regression_loss(
     name: str,
     predictions: Tensor,
     labels: Tensor,
-    bounds: Tensor | None = None,
-    *,
+    bounds: Tensor | None,
     huber_delta: float = 1.0,
     tobit_scale: float = 0.25,
-    per_row: bool = False,
 ) -> Tensor:
-    """Sums over rows a loss on standardised labels.
+    """Computes a loss on standardised labels: what each row adds to the sum, (n,).
+
+    For "ranking" that is the mean over its pairs, halved, because every pair belongs to two rows; it depends on which
+    rows share a batch.
 
     Args:
         name: one of `Number.losses`.
@@ -51,23 +52,19 @@ def regression_loss(
             and "ranking"; "mse" and "huber" take every label as exact.
         huber_delta: where Huber turns linear, in standardised label units.
         tobit_scale: standard deviation of the measurement noise, in standardised label units.
-        per_row: return what each row adds, instead of the sum.
 
-    Returns:
-        Scalar sum, or (n,). For "ranking", each row counts the mean over its pairs, halved, because every pair belongs
-        to two rows; it depends on which rows share a batch.
+    Raises:
+        ArgumentError: no such loss.
     """
     if name == "ranking":
-        losses = _ranking(predictions, labels, bounds)
-    elif name == "tobit":
-        losses = _tobit(predictions, labels, bounds, tobit_scale)
-    elif name == "mse":
-        losses = functional.mse_loss(predictions, labels, reduction="none")
-    elif name == "huber":
-        losses = functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
-    else:
-        raise ArgumentError(f"loss={name!r}: allowed are {', '.join(Number.losses)}.")
-    return losses if per_row else losses.sum()
+        return _ranking(predictions, labels, bounds)
+    if name == "tobit":
+        return _tobit(predictions, labels, bounds, tobit_scale)
+    if name == "mse":
+        return functional.mse_loss(predictions, labels, reduction="none")
+    if name == "huber":
+        return functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
+    raise ArgumentError(f"loss={name!r}: allowed are {', '.join(Number.losses)}.")
 
 
 def _tobit(predictions: Tensor, labels: Tensor, bounds: Tensor | None, scale: float) -> Tensor:
@@ -85,14 +82,13 @@ def _ranking(predictions: Tensor, labels: Tensor, bounds: Tensor | None) -> Tens
 
     A row without a comparable partner adds zero.
     """
-    higher = labels[:, None] > labels[None, :]
+    higher = labels[:, None] > labels
     if bounds is not None:
         # i is known to be above j only if i is not "at or below" and j is not "at or above" its label.
-        higher = higher & (bounds[:, None] >= 0) & (bounds[None, :] <= 0)
-    losses = functional.softplus(predictions[None, :] - predictions[:, None]) * higher
+        higher = higher & (bounds[:, None] >= 0) & (bounds <= 0)
+    losses = functional.softplus(predictions - predictions[:, None]) * higher
     pairs = higher.sum(1) + higher.sum(0)
-    per_row = losses.sum(1) + losses.sum(0)
-    return per_row / pairs.clamp(min=1) / 2
+    return (losses.sum(1) + losses.sum(0)) / pairs.clamp(min=1) / 2
 
 
 def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -123,8 +119,8 @@ class NumberLoss:
         """Returns the loss of each label, of the shape of `labels`; `output` is the head's, `bounds` as there."""
         config = self.config
         mean, std = self._scale(output)
-        scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
-        return regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
+        standardised = (labels.float() - mean) / std
+        return regression_loss(config.loss, output, standardised, bounds, config.huber_delta, config.tobit_scale)
 
     def to_logits(self, output: Tensor) -> Tensor:
         """Returns what the head puts out in label units."""
@@ -248,7 +244,7 @@ def exact_loss(
         logits = logits.float()
     total = _sequence_loss(config, logits, labels) if kind == "sequences" else _cross_entropy(logits, labels)
     if num_items is None:
-        num_items = count_items(labels)
+        num_items = _items(labels).sum()
     return total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
 
 
@@ -266,9 +262,7 @@ def sum_loss_rows(kind: LossKind, config: Any, logits: Tensor, labels: Tensor) -
     logits, labels = aligned(kind, logits.float(), labels.to(logits.device))
     is_whole = kind == "sequences"
     losses = _sequence_loss(config, logits, labels, "none") if is_whole else _cross_entropy(logits, labels, "none")
-    num_rows = len(labels)
-    items = torch.ones_like(labels) if labels.is_floating_point() else labels.ne(UNKNOWN)
-    return torch.stack([losses.reshape(num_rows, -1).sum(1), items.reshape(num_rows, -1).float().sum(1)], dim=1)
+    return torch.stack([each.reshape(len(labels), -1).float().sum(1) for each in (losses, _items(labels))], dim=1)
 
 
 def aligned(kind: LossKind, logits: Any, labels: Tensor) -> tuple[Any, Tensor]:
@@ -276,12 +270,9 @@ def aligned(kind: LossKind, logits: Any, labels: Tensor) -> tuple[Any, Tensor]:
     return (logits[:, :-1], labels[:, 1:]) if kind == "next_tokens" else (logits, labels)
 
 
-def count_items(labels: Tensor) -> Tensor:
-    """Counts items in a batch: labels that are measurements (float), of classes those that are not -100.
-
-    Scalar, int64.
-    """
-    return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(UNKNOWN).sum()
+def _items(labels: Tensor) -> Tensor:
+    """Marks what counts in a batch: labels that are measurements (float), of classes those that are not -100."""
+    return torch.ones_like(labels, dtype=torch.bool) if labels.is_floating_point() else labels.ne(UNKNOWN)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "sum") -> Tensor:
@@ -290,8 +281,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "sum") -> Te
 
 def _sequence_loss(config: Any, logits: Tensor, labels: Tensor, reduction: str = "sum") -> Tensor:
     if config.problem_type is None:  # transformers' rule
-        classes = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
-        config.problem_type = "regression" if config.num_labels == 1 else classes
+        config.problem_type = (
+            "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        )
+        if config.num_labels == 1:
+            config.problem_type = "regression"
     problem = config.problem_type
     if problem == "regression":
         return functional.mse_loss(logits.reshape(-1), labels.reshape(-1), reduction=reduction)

@@ -21,7 +21,7 @@ from ..models import (
     swap_faesm,
 )
 from ..optional import import_problem
-from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, cannot, off, refused, skipped
+from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, cannot, off, refused, skipped
 from .encoder_precision import EncoderPrecision
 from .evidence import parity
 from .precision import Precision
@@ -47,7 +47,7 @@ class Attention(Speedup):
     """
 
     NAME = "attention"
-    KIND: Kind = "N"
+    KIND = "N"
     predicts = True  # so that what is put into the cache is what training would compute
 
     def decide(self, context: Context) -> Decision:

@@ -255,6 +255,10 @@ class Speedup:
 
     def decide(self, context: Context) -> Decision:
         """Returns applied, skipped, refused or off, from facts alone; changes nothing."""
+        return self.decide_wanted(context) if self.wanted(context) else off()
+
+    def decide_wanted(self, context: Context) -> Decision:
+        """Decides where the user asked for it, for speed-ups that need no flag of their own."""
         raise NotImplementedError
 
     def apply(self, decision: Decision, run: Run) -> Decision:

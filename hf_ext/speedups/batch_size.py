@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .base import Context, Costs, Decision, Kind, Settings, Speedup, applied, off, refused
+from .base import Context, Costs, Decision, Settings, Speedup, applied, off, refused
 from .trainer_fields import SetsFields
 
 MIN_STEPS_PER_EPOCH = 64
@@ -26,7 +26,7 @@ class BatchSize(SetsFields):
     """
 
     NAME = "batch_size"
-    KIND: Kind = "L"
+    KIND = "L"
 
     def decide(self, context: Context) -> Decision:
         """Works out batch and accumulation; refuses sizes that do not divide."""
@@ -123,7 +123,7 @@ class TokenBudget(Speedup):
     """
 
     NAME = "token_budget"
-    KIND: Kind = "L"
+    KIND = "L"
     compared = ("max_tokens", "max_batch_size")
 
     def decide(self, context: Context) -> Decision:

@@ -11,7 +11,7 @@ from torch import nn
 from ..data import change_layout
 from ..models import find_blocks, find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
-from .base import Context, Decision, Kind, Run, Speedup, applied, cannot, off, recomputes, skipped
+from .base import Context, Decision, Run, Speedup, applied, cannot, recomputes, skipped
 from .evidence.parity import one_line
 from .evidence.sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
@@ -41,12 +41,10 @@ class Compile(Speedup):
     """
 
     NAME = "compile"
-    KIND: Kind = "N"
+    KIND = "N"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
-        if not self.wanted(context):
-            return off()
         problem = _problem(context)
         named = self.NAME in (context.args.speedups or [])
         if problem:

@@ -17,7 +17,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate, EsmSelfAttenti
 
 from ..data import locate_labels
 from ..models import exact_loss, find_replaceable, has_loss_of, replace_forward, restore_forward, restore_forwards
-from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, are_weights_split, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, are_weights_split, skipped
 from .compile import Compile
 
 _DIVIDES = "accepts_loss_kwargs"  # tells Trainer to pass num_items_in_batch
@@ -26,7 +26,29 @@ HEADS = {EsmForMaskedLM: "lm_head", EsmcForMaskedLM: "lm_head", BertForMaskedLM:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class FusedGelu(Speedup):
+class FusesEsm(Speedup):
+    """Those that give modules of ESM another forward."""
+
+    predicts = True
+    family: type[nn.Module]
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Fuses now, and in encoders that the model loads later."""
+        if run.change_encoders(self.fuse) == 0:
+            return skipped(OTHER_FORWARD)
+        run.on_end(partial(restore_forwards, run.model, self.family))
+        return decision
+
+    def change(self, model: nn.Module, settings: Settings) -> None:
+        """Fuses all of its layers."""
+        self.fuse(model)
+
+    def fuse(self, model: nn.Module) -> int:
+        """Fuses the modules of `family` in `model`; returns how many. Weights are untouched."""
+        raise NotImplementedError
+
+
+class FusedGelu(FusesEsm):
     """One GELU kernel in ESM's feed-forward layers instead of five element-wise ones.
 
     Class I. Effect: `transformers` computes ESM's GELU as x * 0.5 * (1 + erf(x / sqrt(2))), with an intermediate of
@@ -37,27 +59,18 @@ class FusedGelu(Speedup):
     """
 
     NAME = "fused_gelu"
-    predicts = True
+    family = EsmIntermediate
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to models with ESM encoders."""
-        if not self.wanted(context):
-            return off()
         problem = context.replicas or (None if "esm" in context.model.families else "no ESM encoder")
         if problem:
             return skipped(problem)
         return applied("ESM's feed-forward layers")
 
-    def apply(self, decision: Decision, run: Run) -> Decision:
-        """Fuses now, and in encoders that the model loads later."""
-        if run.change_encoders(fuse_gelu) == 0:
-            return skipped(OTHER_FORWARD)
-        run.on_end(partial(restore_forwards, run.model, EsmIntermediate))
-        return decision
-
-    def change(self, model: nn.Module, settings: Settings) -> None:
-        """Fuses all of its layers."""
-        fuse_gelu(model)
+    def fuse(self, model: nn.Module) -> int:
+        """As `fuse_gelu`."""
+        return fuse_gelu(model)
 
 
 def fuse_gelu(model: nn.Module) -> int:
@@ -72,7 +85,7 @@ def _gelu_forward(layer: EsmIntermediate, hidden_states: Tensor) -> Tensor:
     return functional.gelu(layer.dense(hidden_states))
 
 
-class FusedQkv(Speedup):
+class FusedQkv(FusesEsm):
     """Queries, keys and values of ESM-2 in one matrix product on CPUs, rotated in two passes over memory, not ten.
 
     Class I. Effect: the halves of queries and keys that a rotation mixes are put side by side, by the order in which
@@ -86,12 +99,10 @@ class FusedQkv(Speedup):
     """
 
     NAME = "fused_qkv"
-    predicts = True
+    family = EsmSelfAttention
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to ESM encoders on CPUs, unless their blocks are compiled."""
-        if not self.wanted(context):
-            return off()
         if "esm" not in context.model.families:
             return skipped("no ESM encoder")
         if context.hardware.kind != "cpu":
@@ -102,16 +113,9 @@ class FusedQkv(Speedup):
             return skipped("compiled blocks fuse it")
         return applied("ESM's attention layers")
 
-    def apply(self, decision: Decision, run: Run) -> Decision:
-        """Changes attention layers now, and those of encoders that the model loads later."""
-        if run.change_encoders(fuse_qkv) == 0:
-            return skipped(OTHER_FORWARD)
-        run.on_end(partial(restore_forwards, run.model, EsmSelfAttention))
-        return decision
-
-    def change(self, model: nn.Module, settings: Settings) -> None:
-        """Fuses all of its layers."""
-        fuse_qkv(model)
+    def fuse(self, model: nn.Module) -> int:
+        """As `fuse_qkv`."""
+        return fuse_qkv(model)
 
 
 def fuse_qkv(model: nn.Module) -> int:
@@ -183,10 +187,8 @@ class MaskedLMHead(Speedup):
 
     NAME = "masked_lm_head"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to the masked language models of `HEADS`, unless the loss is someone else's."""
-        if not self.wanted(context):
-            return off()
         known = [model.__name__ for model in HEADS]
         if context.replicas:
             return skipped(context.replicas)

@@ -14,7 +14,7 @@ from ..checkpoints import keep_source_digests
 from ..errors import PlanRefused
 from ..memory import MemoryModel, TrainConfig, optimizer_bytes, trained
 from ..models import FAMILIES, LoraSettings, find_base_layers, has_adapters, narrow, wrap_with_lora
-from .base import Context, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
+from .base import Context, Decision, Run, Speedup, applied, are_weights_split, refused, skipped
 from .precision import Precision
 
 FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: give --tower_training lora"
@@ -43,7 +43,7 @@ class Lora(Speedup):
     """
 
     NAME = "lora"
-    KIND: Kind = "L"
+    KIND = "L"
 
     def decide(self, context: Context) -> Decision:
         """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
@@ -110,10 +110,8 @@ class HalfBase(Speedup):
     costs = {"has_half_base": True}
     part = "base"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
-        if not self.wanted(context):
-            return off()
         args = context.args
         trains_in = Precision().decide(context)
         if not (args.use_peft or context.model.has_adapters):

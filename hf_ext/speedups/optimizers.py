@@ -8,7 +8,7 @@ from accelerate.utils import parse_flag_from_env
 
 from ..memory import MemoryModel, TrainConfig
 from ..processes import fsdp_version
-from .base import ADAMW, Context, Decision, Kind, Speedup, applied, off, optimizer_name, refused
+from .base import ADAMW, Context, Decision, Speedup, applied, off, optimizer_name, refused
 
 
 class Muon(Speedup):
@@ -32,7 +32,7 @@ class Muon(Speedup):
     """
 
     NAME = "muon"
-    KIND: Kind = "L"
+    KIND = "L"
     compared = ()
     costs = {"is_muon": True}
 

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import PlanRefused
 from ..models import PaddingWatch, pack_encoders, unpack_encoders
 from .attention import FAMILIES, PACKED, Attention
-from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, off, skipped
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, skipped
 from .compile import Compile
 from .evidence import parity
 
@@ -35,10 +35,8 @@ class Packing(Speedup):
     NAME = "packing"
     costs = {"pads": False}
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where batches have padding and the chosen attention takes unpadded sequences."""
-        if not self.wanted(context):
-            return off()
         named = self.NAME in (context.args.speedups or [])
         if context.replicas:
             return cannot(context.replicas, named)

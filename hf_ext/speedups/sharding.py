@@ -21,6 +21,7 @@ LOADS_IN_ONE = (
     "accelerate cannot hand out these models from one process, since they hold more than parameters: set "
     "fsdp_cpu_ram_efficient_loading: false in the YAML"
 )
+WHOLE = "DDP: every process holds the whole model"
 SPLIT_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")  # others were not tried, or fail
 ENCODES_APART = (
     "--save_full keeps frozen encoders in the model, so that they are split, and the embedding cache calls them by "
@@ -56,7 +57,7 @@ class Sharding(Speedup):
     def decide(self, context: Context) -> Decision:
         """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
         args = context.args
-        version = fsdp_version(context.args)
+        version = fsdp_version(args)
         if version == 1:
             return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)")
         if version == 2:
@@ -67,7 +68,7 @@ class Sharding(Speedup):
             return off("one process")
         why = _why_all_must_train(args)
         if why is None:
-            return off("DDP: every process holds the whole model")
+            return off(WHOLE)
         return applied(f"DDP with {why}", {"is_sharded": False})
 
     def apply(self, decision: Decision, run: Run) -> Decision:
@@ -83,11 +84,11 @@ class Sharding(Speedup):
             try:
                 settings["classes"] = choose_classes(run.model, settings["classes"])
             except ArgumentError as error:
-                return replace(decision, status="refused", reason=str(error))
+                return refused(str(error))
             if settings["wraps_layers"] and isinstance(run.model, PeftModel):
-                return replace(decision, status="refused", reason=LOSES_ADAPTERS)
+                return refused(LOSES_ADAPTERS)
             if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
-                return replace(decision, status="refused", reason=ENCODES_APART)
+                return refused(ENCODES_APART)
             unnamed = "layer by layer, once encoders are loaded" if settings["has_frozen"] else "as one piece"
             parts.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
         unused = unused_parameters(run.model)
@@ -96,7 +97,7 @@ class Sharding(Speedup):
         if unused:
             parts.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
         elif not settings["is_sharded"] and run.args.deepspeed_plugin is None:
-            return replace(decision, status="off", reason="DDP: every process holds the whole model")
+            return off(WHOLE)
         return replace(decision, reason="; ".join(parts), settings=settings)
 
 

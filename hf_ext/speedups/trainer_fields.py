@@ -76,10 +76,8 @@ class DataLoading(SetsFields):
     NAME = "data_loading"
     predicts = True
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Leaves alone every field that the user set, and pinning where something switched it off."""
-        if not self.wanted(context):
-            return off()
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
         workers, why = self._num_workers(context, on_gpu)
@@ -118,10 +116,8 @@ class EmbeddingCache(Speedup):
     NAME = "embedding_cache"
     predicts = True
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to the frozen inputs of a model with an `encode` method, on data that can be read twice."""
-        if not self.wanted(context):
-            return off()
         frozen = list(context.model.frozen_inputs)
         if not frozen:
             return skipped("no frozen encoder")
@@ -146,10 +142,8 @@ class Ddp(Speedup):
 
     NAME = "ddp"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on under DDP."""
-        if not self.wanted(context):
-            return off()
         if context.world_size == 1:
             return off("one process")
         if fsdp_version(context.args) or context.args.deepspeed_plugin is not None:
