@@ -156,10 +156,6 @@ class FastArgumentParser(HfArgumentParser):
         outputs = [self._build(dtype, values) for dtype in self.dataclass_types]
         return (*outputs, argparse.Namespace(**typed)) if typed else tuple(outputs)
 
-    def shown_defaults(self) -> Mapping[str, Any]:
-        """Returns those of the recipe, and of the preset that it has where none is given; else the dataclasses'."""
-        return self._field_defaults | self._merge(self._layers(self._choose_preset(None, {})))[0]
-
     def _choose_preset(self, typed: str | None, config: Mapping[str, Given]) -> str | None:
         """Chooses the preset: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
         if typed is not None:
@@ -192,23 +188,24 @@ class FastArgumentParser(HfArgumentParser):
             wrong = self.describe_unknown(key, self._types).replace("argument", "key", 1)
             raise ArgumentError(f"{given.where}: {wrong}{'' if wrong.endswith('?') else '.'}")
         value = given.value
-        kinds = members(self._types[key])
+        kind = self._types[key]
+        kinds = members(kind)
         action = self._flags[key]
         if isinstance(value, Enum) or (value == [] and action.nargs == "+") or (value is None and NoneType in kinds):
             return copy.copy(value)
         if isinstance(value, dict | list) and action.nargs not in ("+", "*"):
-            if any(getattr(kind, "__origin__", kind) is type(value) for kind in kinds):
+            if any(getattr(one, "__origin__", one) is type(value) for one in kinds):
                 return copy.deepcopy(value)
         elif value is not None and not isinstance(value, dict):
             words = [_word(one, kinds) for one in (value if isinstance(value, list) else [value])]
+            words = [f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words]
             try:
-                given_words = [f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words]
-                return getattr(self.parse_known_args(given_words)[0], key)
+                return getattr(self.parse_known_args(words)[0], key)
             except ArgumentError:
                 if str in kinds and not action.choices and isinstance(value, str):
                     return value  # `str | bool`, of which HfArgumentParser tries the bool alone
         shown = "the value, not shown here," if is_secret(key) else repr(value)
-        allowed = f"one of {', '.join(map(str, action.choices))}" if action.choices else describe_type(self._types[key])
+        allowed = f"one of {', '.join(map(str, action.choices))}" if action.choices else describe_type(kind)
         raise ArgumentError(f"{given.where}: {key}: {shown} is not {allowed}.")
 
     def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
@@ -216,7 +213,7 @@ class FastArgumentParser(HfArgumentParser):
         for name in names:
             if name in self._required and name not in values:
                 raise ArgumentError(f"{name} is required: give --{name} or put {name!r} into the YAML file.")
-        chosen = {name: values[name] if name in values else copy.copy(self._field_defaults[name]) for name in names}
+        chosen = {name: values.get(name, copy.copy(self._field_defaults[name])) for name in names}
         preset = chosen.pop("preset", None)  # its values are among the others
         try:
             built = dtype(**chosen)
@@ -267,7 +264,8 @@ class FastArgumentParser(HfArgumentParser):
     def _format(self, description: str | None, epilog: str | None, left_out: Collection[str] = ()) -> str:
         """Formats as argparse does, with defaults in effect, and each flag in one spelling: --no_x is --x false."""
         page = self._get_formatter()
-        defaults = self.shown_defaults()
+        of_recipe, _ = self._merge(self._layers(self._choose_preset(None, {})))
+        defaults = self._field_defaults | of_recipe
         done = set(left_out)
         page.add_usage(self.usage, self._actions, [])
         page.add_text(description)
