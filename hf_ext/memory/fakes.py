@@ -91,7 +91,9 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
         if id(module) not in left_out:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and id(tensor) not in memo:
-                    memo[id(tensor)] = _fake_like(tensor)
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if _computes(hook))
     for part in slices:
@@ -111,13 +113,6 @@ def _computes(hook: object) -> bool:
     Others count or time what passes, and shall not see this.
     """
     return str(getattr(hook, "__module__", "")).split(".")[0] in ("transformers", "peft")
-
-
-def _fake_like(tensor: Tensor) -> Tensor:
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-    if not isinstance(tensor, nn.Parameter):
-        return fake
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad)
 
 
 def fake_batch(mode: FakeTensorMode, value: object) -> Any:

@@ -79,8 +79,15 @@ class AffinityModel(TowerModel):
         wants_facts = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, facts = loaded
-        if not kwargs.get("ignore_mismatched_sizes"):
-            _check_head(facts)
+        lacking, foreign = (
+            sorted(key for key in facts[keys] if key.startswith(("head.", "ensemble.")))
+            for keys in ("missing_keys", "unexpected_keys")
+        )
+        if (lacking or foreign) and not kwargs.get("ignore_mismatched_sizes"):
+            raise ArgumentError(
+                f"config.json describes another head than the weights are of (missing {lacking}, not asked for "
+                f"{foreign}): take both from the same folder."
+            )
         for name, encoder in model.encoders.items():
             training = model.config.encoder_specs[int(name)].training
             if training == "lora" and not model.config.save_full:
@@ -221,14 +228,3 @@ class AffinityModel(TowerModel):
         """Computes the loss of each label, of the shape of `labels`; 0 where it is not known."""
         losses = self._loss.of_labels(output, labels, bounds)
         return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
-
-
-def _check_head(facts: dict[str, Any]) -> None:
-    """Refuses what `from_pretrained` found where config.json describes another head than the weights are of."""
-    lacking = sorted(key for key in facts["missing_keys"] if key.startswith(("head.", "ensemble.")))
-    foreign = sorted(key for key in facts["unexpected_keys"] if key.startswith(("head.", "ensemble.")))
-    if lacking or foreign:
-        raise ArgumentError(
-            f"config.json describes another head than the weights are of (missing {lacking}, not asked for {foreign}): "
-            "take both from the same folder."
-        )

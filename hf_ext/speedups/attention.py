@@ -26,7 +26,6 @@ from .encoder_precision import EncoderPrecision
 from .evidence import parity
 from .precision import Precision
 
-FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
 PACKED = ("blocked", "padded", "varlen")  # kernels that take unpadded sequences
 
@@ -57,8 +56,10 @@ class Attention(Speedup):
             return off()
         if asked == "auto" and not self.wanted(context):
             return off()
-        if not set(FAMILIES) & set(context.model.families):
-            return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", asked != "auto")
+        if not set(PACKED_FAMILIES) & set(context.model.families):
+            return cannot(
+                f"known for encoders of type {', '.join(PACKED_FAMILIES)}; the model has none", asked != "auto"
+            )
         if asked == "auto":
             return _decide_auto(context)
         problem = _problem(asked, context)

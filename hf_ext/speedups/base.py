@@ -25,15 +25,12 @@ Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
 ADAMW = ("adamw_torch_fused", "adamw_torch")  # values of `--optim` for torch's own
-MIN_PADDING = 0.02  # share of a random batch below which taking padding away gains nothing
+MIN_PADDING = 0.02  # fraction of a random batch below which taking padding away gains nothing
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured.
-
-    `name` and `kind` are the speed-up's: the plan fills them in.
-    """
+    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured."""
 
     name: str
     kind: Kind
@@ -46,7 +43,7 @@ class Decision:
         return replace(self, evidence={**self.evidence, **evidence})
 
     def of(self, speedup: Speedup) -> Decision:
-        """Puts the decision under the name of the speed-up that took it."""
+        """Puts the decision under the name and the kind of the speed-up that took it, as the plan does."""
         return self if self.name else replace(self, name=speedup.NAME, kind=speedup.KIND)
 
 
@@ -88,10 +85,8 @@ class Context:
 
     def wants(self, name: str, kind: Kind) -> bool:
         """Returns whether the user asked for a speed-up by name, or for all that leave learning as it is."""
-        if self.leaves_out(name, kind):
-            return False
         named = self.args.speedups or []
-        return name in named or ("all" in named and kind != "L")
+        return not self.leaves_out(name, kind) and (name in named or ("all" in named and kind != "L"))
 
     def leaves_out(self, name: str, kind: Kind) -> bool:
         """Returns whether the user left a speed-up out, by name or as one of those that change numerics."""
@@ -99,7 +94,7 @@ class Context:
         return name in left_out or (kind == "N" and "numerics" in left_out)
 
     def names(self, name: str) -> bool:
-        """Returns whether the user asked for a speed-up by its name, of those that "all" leaves out."""
+        """Returns whether the user asked for a speed-up by its name, and did not leave it out."""
         return name in (self.args.speedups or []) and name not in (self.args.without or [])
 
     def unasked(self, name: str, how: str) -> Decision:
@@ -142,10 +137,10 @@ class Run:
 
     Attributes:
         own_loss: where the user's own loss comes from, which may read all that the model returns; None without one.
-        own_batches: who else may change batches before the model gets them; None where nobody does.
+        own_batches: what else may change batches before the model gets them; None where nothing does.
         padding: tells whether the loss reads what packed encoders leave empty; None where none is packed.
-        undo: what switches everything back, last first; `release`: of it what lets go of settings of the process, which
-            must not outlive the run even if nobody ends it.
+        undo: what switches everything back, last first; `release`: of it what releases settings of the process, which
+            must not outlive the run even if it is never ended.
     """
 
     args: Any
@@ -163,21 +158,20 @@ class Run:
         self.undo.append(action)
 
     def acquire(self, setting: Held[T], value: T) -> Callable[[], None]:
-        """Sets what all runs of the process share, until this one is over; what it returns lets go before that."""
+        """Sets what all runs of the process share, until this one is over; what it returns releases it before that."""
         release = setting.acquire(value)
         self.on_end(release)
         self.release.append(release)
         return release
 
     def release_with(self, trainer: Any) -> None:
-        """Lets go of settings of the process when a trainer that nobody ended goes."""
+        """Releases settings of the process when a trainer that was not ended goes."""
         finalize(trainer, _call_all, self.release).atexit = False
 
     def change_encoders(self, change: Callable[[Any], int]) -> int | None:
         """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over.
 
-        Returns:
-            How many were changed, as `change` says; None where more may come.
+        Returns how many, as `change` says; None where more may come.
         """
         if hasattr(self.model, "transform_encoders"):
             self.model.transform_encoders(change)
@@ -185,15 +179,15 @@ class Run:
             return None
         return change(self.model)
 
-    def ask_layout(self, **parts: bool) -> None:
-        """Has the collator say in its batches where things stand, unless somebody may move them afterwards.
+    def ask_layout(self, **asked: bool) -> None:
+        """Has the collator say in its batches where things stand, unless they may be moved afterwards.
 
         Args:
-            parts: attributes of `LayoutMaker`; each is false again when the run is over.
+            asked: attributes of `LayoutMaker`; each is false again when the run is over.
         """
         if self.own_batches is None:
-            self.on_end(partial(change_layout, self.collator, **dict.fromkeys(parts, False)))
-            change_layout(self.collator, **parts)
+            self.on_end(partial(change_layout, self.collator, **dict.fromkeys(asked, False)))
+            change_layout(self.collator, **asked)
 
     def restore(self) -> None:
         """Switches back everything that was switched for this run, last first."""
@@ -264,7 +258,7 @@ class Speedup:
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it.
 
-        As it stands, changes nothing: a part of `hf_ext/training` does what was decided.
+        As it stands, changes nothing: a component of `hf_ext/training` does what was decided.
         """
         return decision
 
@@ -290,7 +284,7 @@ class Speedup:
         return Switch(f"--speedups all {self.NAME}", self.part, self.costs, NUMERICS if self.KIND == "N" else "")
 
 
-# Why nothing was changed: a subclass, or somebody who put another on the instance.
+# Why nothing was changed: a subclass, or a user who put another on the instance.
 OTHER_FORWARD = "the forward of such modules here is not that of transformers"
 
 

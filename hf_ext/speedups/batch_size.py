@@ -132,9 +132,8 @@ class TokenBudget(Speedup):
         if self.left_out(context):
             return off()
         if args.max_tokens_per_batch is None:
-            if self.NAME not in (args.speedups or []):
-                return off()
-            return refused("it needs a budget: give --max_tokens_per_batch")
+            needs = "it needs a budget: give --max_tokens_per_batch"
+            return refused(needs) if context.names(self.NAME) else off()
         problem = _contradiction(context) or _missing_lengths(context)
         if problem:
             return refused(f"--max_tokens_per_batch {args.max_tokens_per_batch}: {problem}")

@@ -46,7 +46,7 @@ class Compile(Speedup):
     def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
         problem = _problem(context)
-        named = self.NAME in (context.args.speedups or [])
+        named = context.names(self.NAME)
         if problem:
             return cannot(problem, named)
         if context.hardware.kind == "cpu" and not named:
@@ -67,7 +67,9 @@ class Compile(Speedup):
             _train_once(run, samples)
         except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
             uncompile_blocks(run.model)
-            _pack_without_filling(run)
+            change_layout(run.collator, round_up=False)  # rows are filled up for compiled blocks only
+            for encoder in filter(is_packed, find_encoders(run.model)):
+                pack_encoders(encoder)
             return skipped(f"compilation failed: {one_line(error)}")
         run.on_end(partial(uncompile_blocks, run.model))
         return decision.with_evidence(blocks=blocks)
@@ -140,11 +142,3 @@ def _train_once(run: Run, samples: list[Sample]) -> None:
                     states.sum().backward()
     finally:
         run.model.zero_grad(set_to_none=True)
-
-
-def _pack_without_filling(run: Run) -> None:
-    """Packs without filling rows up, which is for compiled blocks only."""
-    change_layout(run.collator, round_up=False)
-    for encoder in find_encoders(run.model):
-        if is_packed(encoder):
-            pack_encoders(encoder)

@@ -66,10 +66,12 @@ class Sharding(Speedup):
             return _decide_zero(args)
         if context.world_size == 1:
             return off("one process")
-        why = _why_all_must_train(args)
-        if why is None:
-            return off(WHOLE)
-        return applied(f"DDP with {why}", {"is_sharded": False})
+        # DDP fails on a trainable weight without a gradient where Trainer does not let it look for such weights.
+        if args.ddp_find_unused_parameters is False:
+            return applied("DDP with ddp_find_unused_parameters=False", {"is_sharded": False})
+        if recomputes(args):
+            return applied("DDP with activation checkpointing", {"is_sharded": False})
+        return off(WHOLE)
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Freezes what never gets a gradient and names the classes to split by, for accelerate.
@@ -128,26 +130,13 @@ def _decide_zero(args: Any) -> Decision:
     stage = zero_stage(args)
     device = offload_device(args)
     optimizer = optimizer_name(args)
+    reason = f"DeepSpeed ZeRO-{stage}"
     if replaces_optimizer(args) and "optimizer" not in args.deepspeed_plugin.deepspeed_config:
         if optimizer not in ADAMW:  # whose steps DeepSpeed's CPU Adam makes
-            reason = (
+            return refused(
                 f"ZeRO-{stage} with its optimizer on the {device} would step DeepSpeed's CPU Adam, not --optim "
                 f"{optimizer}: use --optim {' or '.join(ADAMW)}, leave offload_optimizer_device out, or set "
                 "zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON, which keeps an optimizer that runs on the CPU"
             )
-            return refused(reason)
-        what = f"DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
-        return applied(f"DeepSpeed ZeRO-{stage}; {what}", {"is_sharded": False})
-    return applied(f"DeepSpeed ZeRO-{stage}", {"is_sharded": False})
-
-
-def _why_all_must_train(args: Any) -> str | None:
-    """Returns why DDP fails on a trainable weight without a gradient.
-
-    None where Trainer lets it look for such weights.
-    """
-    if args.ddp_find_unused_parameters is False:
-        return "ddp_find_unused_parameters=False"
-    if recomputes(args):
-        return "activation checkpointing"
-    return None
+        reason += f"; DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
+    return applied(reason, {"is_sharded": False})

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..models import PACKED_FAMILIES
 from ..processes import fsdp_version
 from .base import Context, Decision, Run, Speedup, applied, off, skipped
-from .packing import FAMILIES, Packing
+from .packing import Packing
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -57,7 +58,7 @@ class LengthGrouping(SetsFields):
             return skipped(f"the dataset has no column {column}; rows of one size, as images are, need none")
         if context.low_padding:
             return skipped(context.low_padding)
-        if set(context.model.families) <= set(FAMILIES) and Packing().decide(context).status == "applied":
+        if set(context.model.families) <= set(PACKED_FAMILIES) and Packing().decide(context).status == "applied":
             return skipped("packed batches have no padding: rows stay in random order")
         padding = context.data.padding_share_random
         evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}

@@ -29,8 +29,12 @@ class LstmEncoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         layers = config.num_encoder_layers
         self.lstm = nn.LSTM(
-            **{"input_size": config.d_model, "hidden_size": config.hidden_size, "num_layers": layers},
-            **{"bidirectional": True, "batch_first": True, "dropout": config.dropout if layers > 1 else 0.0},
+            config.d_model,
+            config.hidden_size,
+            layers,
+            bidirectional=True,
+            batch_first=True,
+            dropout=config.dropout if layers > 1 else 0.0,
         )
 
     def forward(
@@ -143,8 +147,7 @@ class LstmDecoder(nn.Module):
         self.cell_bridge = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
         self.dropout = nn.Dropout(config.dropout)
         self.lstm = nn.LSTM(
-            **{"input_size": config.d_model, "hidden_size": width, "num_layers": layers, "batch_first": True},
-            dropout=config.dropout if layers > 1 else 0.0,
+            config.d_model, width, layers, batch_first=True, dropout=config.dropout if layers > 1 else 0.0
         )
         self.keys = nn.Linear(2 * width, width, bias=False) if config.attend else None
         self.combine = nn.Linear(2 * width, width) if config.attend else None
