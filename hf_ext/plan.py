@@ -68,7 +68,7 @@ class Plan:
         Raises:
             PlanRefused: a decision taken again is refused.
         """
-        import_deepspeed()  # seconds, which nobody pays who only makes arguments or a plan
+        import_deepspeed()  # takes seconds: not for those who only make arguments or a plan
         rejected: list[str] = []
         for i, decision in enumerate(self.decisions):
             speedup = find_speedup(decision.name)

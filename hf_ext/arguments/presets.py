@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ArgumentError
-from .names import name_nearest
+from .checks import name_nearest
 
 NO_PRESET = "none"
 PRESETS: Mapping[str, Mapping[str, Any]] = {

@@ -86,7 +86,8 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
     Cost: some milliseconds; no weight is read.
     """
     memo: dict[int, Any] = {}
-    left_out = {id(module) for part in slices for layer in list(part.layers)[part.kept :] for module in layer.modules()}
+    dropped = [layer for piece in slices for layer in list(piece.layers)[piece.kept :]]
+    left_out = {id(module) for layer in dropped for module in layer.modules()}
     for module in model.modules():
         if id(module) not in left_out:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -96,11 +97,11 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
                     memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if _computes(hook))
-    for part in slices:
-        if part.kept < len(part.layers):
-            members = [copy.deepcopy(layer, memo) for layer in list(part.layers)[: part.kept]]
-            in_turn = isinstance(part.layers, nn.Sequential)
-            memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
+    for piece in slices:
+        if piece.kept < len(piece.layers):
+            members = [copy.deepcopy(layer, memo) for layer in list(piece.layers)[: piece.kept]]
+            in_turn = isinstance(piece.layers, nn.Sequential)
+            memo[id(piece.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
     if is_narrow:
         narrow(find_base_layers(made), HALF)

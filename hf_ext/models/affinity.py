@@ -191,9 +191,9 @@ class AffinityModel(TowerModel):
     ) -> None:
         """Stores the scale of labels (label units) and of each input's embeddings, (n, width) per input name.
 
-        Embeddings of frozen encoders are divided by the spread of each feature. Where the encoder trains they are
-        divided by their typical size instead: variants of one protein spread so little that dividing by it would turn
-        the smallest change of the encoder into a large one. Rows that lack an input have no part in its scale.
+        Embeddings of frozen encoders are divided by the standard deviation of each feature. Where the encoder trains
+        they are divided by their typical size instead: variants of one protein vary so little that dividing by that
+        would turn the smallest change of the encoder into a large one. Rows that lack an input do not count in its scale.
         """
         self.config.label_mean = label_mean
         if isinstance(label_std, list):

@@ -187,7 +187,7 @@ LOSS_KINDS: dict[str, LossKind] = {
 def find_loss_kind(model: nn.Module) -> LossKind | None:
     """Finds what the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
 
-    A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and nobody put
+    A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and no user put
     others on the model. A model of ours that computes its loss with `exact_loss` says so by itself, as `loss_kind`.
     """
     for base in type(model).__mro__:

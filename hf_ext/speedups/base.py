@@ -48,7 +48,7 @@ class Decision:
 
 
 def applied(reason: str, settings: dict[str, Any] | None = None, evidence: dict[str, Any] | None = None) -> Decision:
-    """Makes the decision that it will be done."""
+    """Decides that it will be done."""
     return Decision("", "I", "applied", reason, settings or {}, evidence or {})
 
 
@@ -114,8 +114,10 @@ class Context:
     @property
     def low_padding(self) -> str | None:
         """Why taking padding away gains nothing, where the data's lengths say so; else None."""
-        share = self.data.padding_share_random
-        return None if share is None or share >= MIN_PADDING else f"random batches are only {share:.1%} padding"
+        fraction = self.data.padding_share_random
+        if fraction is None or fraction >= MIN_PADDING:
+            return None
+        return f"random batches are only {fraction:.1%} padding"
 
     @property
     def replicas(self) -> str | None:
@@ -169,10 +171,7 @@ class Run:
         finalize(trainer, _call_all, self.release).atexit = False
 
     def change_encoders(self, change: Callable[[Any], int]) -> int | None:
-        """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over.
-
-        Returns how many, as `change` says; None where more may come.
-        """
+        """Changes encoders in place, also those that are loaded later; returns how many, None where more may come."""
         if hasattr(self.model, "transform_encoders"):
             self.model.transform_encoders(change)
             self.on_end(partial(self.model.forget_transform, change))
@@ -180,11 +179,7 @@ class Run:
         return change(self.model)
 
     def ask_layout(self, **asked: bool) -> None:
-        """Has the collator say in its batches where things stand, unless they may be moved afterwards.
-
-        Args:
-            asked: attributes of `LayoutMaker`; each is false again when the run is over.
-        """
+        """Has the collator say where things stand (attributes of `LayoutMaker`), unless they may be moved later."""
         if self.own_batches is None:
             self.on_end(partial(change_layout, self.collator, **dict.fromkeys(asked, False)))
             change_layout(self.collator, **asked)
@@ -229,7 +224,7 @@ class Speedup:
         compared: its settings that a continued run must have too, () for its status alone; None where it changes the
             rows of no step and no number beyond rounding, or acts through arguments or the model, which are compared.
         costs: fields of `Costs` that it sets where it is applied.
-        part: what it makes smaller where it saves memory, one of `memory.report.PARTS`.
+        group: what it makes smaller where it saves memory, one of `memory.report.GROUPS`.
     """
 
     NAME: str
@@ -237,7 +232,7 @@ class Speedup:
     predicts: bool = False
     compared: tuple[str, ...] | None = None
     costs: Settings = {}
-    part: str = ""
+    group: str = ""
 
     def wanted(self, context: Context) -> bool:
         """Returns whether the user asked for it, by name or as one of all that leave learning as it is."""
@@ -281,7 +276,7 @@ class Speedup:
         """Returns how to ask for it, and the costs that it sets, where it saves memory."""
         if not self.saves_memory(memory, config):
             return None
-        return Switch(f"--speedups all {self.NAME}", self.part, self.costs, NUMERICS if self.KIND == "N" else "")
+        return Switch(f"--speedups all {self.NAME}", self.group, self.costs, NUMERICS if self.KIND == "N" else "")
 
 
 # Why nothing was changed: a subclass, or a user who put another on the instance.
@@ -299,5 +294,5 @@ def recomputes(args: Any) -> bool:
 
 
 def are_weights_split(args: Any) -> bool:
-    """Returns whether FSDP or DeepSpeed has processes hold parts of what is trained."""
+    """Returns whether FSDP or DeepSpeed has processes hold fractions of what is trained."""
     return bool(args.fsdp) or args.deepspeed_plugin is not None or splits_weights(args)

@@ -93,7 +93,7 @@ class FusedQkv(FusesEsm):
     not depend on that order. States are cast once instead of three times.
     Hardware: CPUs; on GPUs `compile` fuses the rotation with what stands beside it, and so it does on CPUs where it is
     on.
-    Layers with adapters, hooks or code of somebody else's on a projection compute as transformers does.
+    Layers with adapters, hooks or a user's code on a projection compute as transformers does.
     Cost: the weights of a layer are copied in each pass.
     Remove when transformers lets a model take another rotation without the hub (`use_kernelized_func`, 5.24).
     """

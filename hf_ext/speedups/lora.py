@@ -35,7 +35,7 @@ class Lora(Speedup):
 
     Class L: the update of each weight has a rank of at most r, so the model learns something else than full
     fine-tuning; it happens only with `--use_peft`. Effect: AdamW keeps two numbers per trainable parameter, a small
-    share of all, and a checkpoint holds adapters and heads only. It saves no activations by itself: adapters on all
+    fraction of all, and a checkpoint holds adapters and heads only. It saves no activations by itself: adapters on all
     linear layers keep as much as full fine-tuning does, `--lora_dropout` above 0 keeps a copy of each input, fewer
     `--lora_target_modules` keep less; what a step takes says `hf-ext doctor`. Models with towers (`AffinityModel`)
     bring their adapters; others are wrapped in a `peft.PeftModel`. Source: see `hf_ext/models/lora.py`.
@@ -108,7 +108,7 @@ class HalfBase(Speedup):
 
     NAME = "lora_base"
     costs = {"has_half_base": True}
-    part = "base"
+    group = "base"
 
     def decide_wanted(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""

@@ -103,7 +103,7 @@ class CpuOffload(Speedup):
 
     NAME = "cpu_offload"
     costs = {"on_host": True}
-    part = "states"
+    group = "states"
 
     def decide(self, context: Context) -> Decision:
         """Decides: ours on request; FSDP2's is reported where the launcher asked for it.

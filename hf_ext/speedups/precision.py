@@ -111,7 +111,7 @@ class Precision(Speedup):
     NAME = "precision"
     KIND = "N"
     costs = {"half": True}
-    part = "precision"
+    group = "precision"
 
     def decide(self, context: Context) -> Decision:
         """Meets or refuses an explicit `--bf16`, `--fp16` or launcher setting.

@@ -80,7 +80,7 @@ class Sharding(Speedup):
         """
         if run.model is None:  # Trainer says so
             return decision
-        parts = [decision.reason]
+        reasons = [decision.reason]
         settings = dict(decision.settings)
         if settings["is_sharded"]:
             try:
@@ -92,15 +92,15 @@ class Sharding(Speedup):
             if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
                 return refused(ENCODES_APART)
             unnamed = "layer by layer, once encoders are loaded" if settings["has_frozen"] else "as one piece"
-            parts.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
+            reasons.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
         unused = unused_parameters(run.model)
         for parameter in unused.values():
             parameter.requires_grad_(False)
         if unused:
-            parts.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
+            reasons.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
         elif not settings["is_sharded"] and run.args.deepspeed_plugin is None:
             return off(WHOLE)
-        return replace(decision, reason="; ".join(parts), settings=settings)
+        return replace(decision, reason="; ".join(reasons), settings=settings)
 
 
 def _decide_fsdp2(context: Context) -> Decision:

@@ -1,4 +1,4 @@
-"""Speed-ups that set arguments, or only ask for what a part of `hf_ext/training` then does.
+"""Speed-ups that set arguments, or only ask for what a component of `hf_ext/training` then does.
 
 Trainer's sampler and loaders where they pay; embedding once; steps that do not fit; DDP's gradients.
 """

@@ -13,7 +13,7 @@ from ...data import column_names, has_numbered_rows, kept_random_states, read_co
 from ...models import block_matrices, describe_blocks, find_blocks, find_encoders, has_adapters, unwrap_peft
 from ...processes import num_elements
 
-PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
+PADDING_SAMPLE = 20_000  # rows that the fraction of padding is estimated from
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ModelFacts:
     """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper.
 
     `families`: model types of its encoders. `has_own_decoder`: a decoder of ours reads what an encoder puts out; then
-    they have the model's own type too, so that nobody takes the whole model for packed.
+    they have the model's own type too, so that the whole model is not taken for packed.
     """
 
     families: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
 
 
 def padding_share(lengths: list[int], batch_size: int) -> float:
-    """Estimates the share of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed."""
+    """Estimates the fraction of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed."""
     values = torch.tensor(lengths)
     shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
     batches = shuffled.split(batch_size)

@@ -83,7 +83,7 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
             losses_after = [sample.loss() for sample in around]
         except (RuntimeError, ValueError, TypeError, ImportError) as error:  # what kernels raise where they cannot run
             return Parity(problem=f"it does not run here ({one_line(error)})")
-    found = [_judge(*measured) for measured in zip(exact, before, after, samples)]
+    found = [_score(*measured) for measured in zip(exact, before, after, samples)]
     worst = max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
     for sample, old, new in zip(around, losses, losses_after):
         distance = _distance(old, new)
@@ -106,8 +106,8 @@ def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[Tensor, Tens
     return sample.states(autocast), sample.gradients(autocast) if sample.trains else None
 
 
-def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
-    """Judges states and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
+def _score(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
+    """Scores states and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
     ratio, problem = _compare("states", exact[0], before[0], after[0], sample)
     found = Parity((after[0] - before[0]).abs().max().item(), ratio, problem)
     if before[1] is None or not before[1].isfinite().all():  # they overflow in the training dtype: no kernel's doing
