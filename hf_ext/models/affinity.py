@@ -193,7 +193,8 @@ class AffinityModel(TowerModel):
 
         Embeddings of frozen encoders are divided by the standard deviation of each feature. Where the encoder trains
         they are divided by their typical size instead: variants of one protein vary so little that dividing by that
-        would turn the smallest change of the encoder into a large one. Rows that lack an input do not count in its scale.
+        would turn the smallest change of the encoder into a large one. Rows that lack an input do not count in its
+        scale.
         """
         self.config.label_mean = label_mean
         if isinstance(label_std, list):
