@@ -20,14 +20,12 @@ if TYPE_CHECKING:
         check_ranges,
         check_types,
         field_types,
-        is_secret,
         members,
-        name_nearest,
         ranges_in_types,
     )
     from .config_file import read_config
     from .parser import FastArgumentParser, parse_command
-    from .presets import PRESETS, preset_values
+    from .presets import PRESETS, is_secret, name_nearest, preset_values
     from .training_fields import (
         REQUIRE,
         Count,

@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 
 from ..errors import ArgumentError, HfExtError
-from .checks import describe_type, field_types, is_secret, members, name_nearest
+from .checks import describe_type, field_types, members
 from .config_file import Given, read_config
 from .help import ALL, HelpFormatter, ShowHelp, format_flags
-from .presets import NO_PRESET, PRESETS, preset_names
+from .presets import NO_PRESET, PRESETS, is_secret, name_nearest, preset_names
 from .training_fields import training_names
 
 OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan": "nan"}  # -> as the command line has it

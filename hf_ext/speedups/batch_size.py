@@ -72,7 +72,7 @@ def nearest_multiples(value: int, unit: int) -> str:
 
 def _accumulate(context: Context, effective: int) -> Decision:
     args = context.args
-    asked = f"--effective_batch_size {context.args.effective_batch_size}"
+    asked = f"--effective_batch_size {effective}"
     if args.accelerator_config.split_batches and context.world_size > 1:
         return refused(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
     devices = context.world_size * max(1, args.n_gpu)
