@@ -27,8 +27,7 @@ from torch import nn
 
 from hf_ext.models import pack_encoders
 from hf_ext.speedups.attention import set_attention
-from hf_ext.speedups.fused_layers import fuse_gelu
-from hf_ext.speedups.fused_qkv import fuse_qkv
+from hf_ext.speedups.fused_layers import fuse_gelu, fuse_qkv
 from hf_ext.speedups.precision import keep_freed_memory
 
 RESULT = Path(__file__).resolve().parent / "results" / "cpu_encoding.json"

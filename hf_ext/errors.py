@@ -1,6 +1,4 @@
-"""What hf_ext raises, and how a program ends. Every message names the offending value, what is allowed, and how to
-fix it. Output that cannot be written (behind `| head`, in a closed terminal, on a full disk) is dropped.
-"""
+"""What hf_ext raises, and how a program ends. Every message names the value, what is allowed, and how to fix it."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class DataError(HfExtError):
 
 
 class PlanRefused(HfExtError):
-    """A requested speed-up would be wrong on this machine, model or data: the run does not start, or ends before a step
-    in which this shows.
-    """
+    """A requested speed-up would be wrong here: the run does not start, or ends before a step in which this shows."""
 
 
 class CacheError(HfExtError):
@@ -129,10 +125,7 @@ def error_number(error: BaseException) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory, of the device or the host, did not suffice, and nothing else.
-
-    Also where it is the cause of another one, as torch's compiler raises it. torch is not imported for it.
-    """
+    """Returns whether an error, or its cause, says that memory did not suffice. torch is not imported for it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
@@ -186,8 +179,7 @@ def exit_on_errors() -> Iterator[None]:
 def _interruptible() -> Iterator[None]:
     """Raises KeyboardInterrupt on the first SIGTERM or SIGHUP inside, with its name, as SIGINT does without one.
 
-    Not where they are handled or ignored, as training does while it lasts. Machines repeat themselves: what comes
-    after the first does not break into tidying up.
+    Not where they are handled or ignored, as training does. What comes after the first does not break into tidying up.
     """
     pid = os.getpid()
     handled = []
@@ -220,11 +212,8 @@ def _ending() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         name = interrupt.args[0] if interrupt.args else "SIGINT"
-        text = (
-            f"Interrupted by {name}. Files that were saved are whole; the same command goes on from the newest "
-            "checkpoint, or repeats what was interrupted."
-        )
-        _end(text, TrainingStopped.exit_code)
+        going_on = "the same command goes on from the newest checkpoint, or repeats what was interrupted"
+        _end(f"Interrupted by {name}. Files that were saved are whole; {going_on}.", TrainingStopped.exit_code)
     except HfExtError as error:
         _end(f"{type(error).__name__}: {error}", 1)
     except RunEnded as end:
@@ -234,8 +223,7 @@ def _ending() -> Iterator[None]:
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
             _end(f"MemoryExhausted: {said} {SMALLER_STEP}", MemoryExhausted.exit_code)
         if error_number(error) in _DISK_ERRORS:
-            text = f"DiskFailure: {error}. Free space there, or have it written elsewhere."
-            _end(text, DiskFailure.exit_code)
+            _end(f"DiskFailure: {error}. Free space there, or have it written elsewhere.", DiskFailure.exit_code)
         if _is_missing_package(error):
             _end(f"MissingDependencyError: {error}", 1)
         raise

@@ -169,12 +169,12 @@ def detect_hardware(device: str | torch.device | None = None) -> Hardware:
 
 def _find_row(device_name: str, memory_gib: float) -> Hardware | None:
     """Finds the row of a driver's device name whose nominal memory fits, or None."""
-    bare = re.sub(r"^(NVIDIA|Tesla)\s+", "", re.sub(r"^NVIDIA\s+", "", device_name.strip()), flags=re.IGNORECASE)
+    bare = re.sub(r"^(NVIDIA\s+)?((NVIDIA|Tesla)\s+)?", "", device_name.strip(), flags=re.IGNORECASE)
     for row, pattern in ROWS:
         if not pattern or not re.fullmatch(pattern, bare, flags=re.IGNORECASE):
             continue
         # Same name, other size is another card: the RTX 3080 with 12 GB has 70 SMs, the 3060 with 8 GB a narrower bus,
-        # and a vGPU profile only a share. Drivers report 91 % (T4, ECC on) to 100 % of the nominal size.
+        # and a vGPU profile only a fraction. Drivers report 91 % (T4, ECC on) to 100 % of the nominal size.
         if 0.88 <= memory_gib / (row.memory_gib or 1) <= 1.02:
             return row
     return None

@@ -68,7 +68,7 @@ class Plan:
         Raises:
             PlanRefused: a decision taken again is refused.
         """
-        import_deepspeed()  # seconds, which nobody pays who only makes arguments or a plan
+        import_deepspeed()  # takes seconds: not for those who only make arguments or a plan
         rejected: list[str] = []
         for i, decision in enumerate(self.decisions):
             speedup = find_speedup(decision.name)
@@ -137,24 +137,19 @@ class Plan:
         write_text(path, json.dumps(self.to_dict(), indent=2, default=str) + "\n")
         return path
 
-    def table(self, whole: bool = False) -> str:
-        """Formats the plan: a line for each speed-up that is on, and the names of those that were asked for in vain.
-
-        Args:
-            whole: a line for every speed-up, with what was measured; those that are on come first.
-        """
+    def table(self) -> str:
+        """Formats the plan: a line for each speed-up that is on, and the names of those that were asked for in vain."""
         on = [decision for decision in self.decisions if decision.status == "applied"]
         title = f"Plan for {self.hardware.name}" + (f", preset {self.preset}" if self.preset else "")
         title += f": {len(on)} of {len(self.decisions)} speed-ups are on"
-        if whole:
-            ordered = [*on, *(decision for decision in self.decisions if decision not in on)]
-            rows = [[d.name, KIND_NAMES[d.kind], d.status, d.reason + _evidence_text(d)] for d in ordered]
-            return f"{title}\n{format_table(rows, ['speed-up', 'class', 'status', 'why'])}"
         rows = [[d.name, KIND_NAMES[d.kind], d.reason] for d in on]
         skipped = ", ".join(decision.name for decision in self.decisions if decision.status == "skipped")
-        parts = [title, *([format_table(rows, ["speed-up", "class", "why"])] if rows else [])]
-        parts += [f"Left out, as they bring nothing or cannot work here: {skipped}."] if skipped else []
-        return "\n".join([*parts, "plan.json and report.html have all of them, with reasons and measurements."])
+        lines = [title]
+        if rows:
+            lines.append(format_table(rows, ["speed-up", "class", "why"]))
+        if skipped:
+            lines.append(f"Left out, as they bring nothing or cannot work here: {skipped}.")
+        return "\n".join([*lines, "plan.json and report.html have all of them, with reasons and measurements."])
 
 
 def make_plan(
@@ -184,7 +179,3 @@ def make_plan(
     decisions = [speedup.decide(context).of(speedup) for speedup in speedups.REGISTRY]
     facts = {"model": asdict(model_facts), "data": asdict(data_facts)}
     return Plan(context.hardware, decisions, args.preset, facts, context)
-
-
-def _evidence_text(decision: Decision) -> str:
-    return "".join(f"; {key}={value}" for key, value in decision.evidence.items() if not isinstance(value, dict | list))

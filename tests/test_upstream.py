@@ -44,7 +44,7 @@ def test_esm_computes_its_gelu_in_several_operations():
 
 
 def test_a_resumed_esm_of_stock_trainer_loses_its_layer_norms(tmp_path):
-    """Else `save_original_format=False` may go (checkpoints/weights.py, models/affinity.py)."""
+    """Else `save_original_format=False` may go (checkpoints/weights.py, models/towers.py)."""
     rows = datasets.Dataset.from_dict({"input_ids": [[4, 5, 6, 7]] * 4, "labels": [0.5] * 4})
 
     def trainer(folder, **given):

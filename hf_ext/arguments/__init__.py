@@ -24,9 +24,8 @@ if TYPE_CHECKING:
         ranges_in_types,
     )
     from .config_file import read_config
-    from .names import is_secret, name_nearest
     from .parser import FastArgumentParser, parse_command
-    from .presets import PRESETS, preset_values
+    from .presets import PRESETS, is_secret, name_nearest, preset_values
     from .training_fields import (
         REQUIRE,
         Count,

@@ -19,7 +19,7 @@ import numpy as np
 from huggingface_hub.dataclasses import type_validator
 
 from ..errors import ArgumentError
-from .names import is_secret
+from .presets import is_secret
 
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 

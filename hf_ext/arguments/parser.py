@@ -12,7 +12,6 @@ import argparse
 import copy
 import dataclasses
 import inspect
-import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
@@ -26,31 +25,14 @@ from transformers import HfArgumentParser
 from ..errors import ArgumentError, HfExtError
 from .checks import describe_type, field_types, members
 from .config_file import Given, read_config
-from .names import is_secret, name_nearest
-from .presets import NO_PRESET, PRESETS, preset_names
+from .help import ALL, HelpFormatter, ShowHelp, format_flags
+from .presets import NO_PRESET, PRESETS, is_secret, name_nearest, preset_names
 from .training_fields import training_names
 
 OF_YAML = {"on": "true", "off": "false", ".inf": "inf", "-.inf": "-inf", ".nan": "nan"}  # -> as the command line has it
-ALL = "all"
 STOCK = "training arguments of transformers"
 # In the order in which help prints them, after groups of other names.
 GROUPS = ("data", "model", "speed-ups", "training", "checkpoints", "evaluation", STOCK)
-_DEFAULT_IN_TEXT = re.compile(r"\s*Defaults? (to|is) [^.]*\.?$")  # transformers' own, which a recipe may have changed
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and keeps the line breaks of descriptions."""
-
-
-class ShowHelp(argparse.Action):
-    """`--help`: prints the first page, or with the word `all` the whole, and ends the program."""
-
-    def __init__(self, option_strings: Any, dest: str, **kwargs: Any) -> None:
-        super().__init__(option_strings, dest, nargs="?", choices=(ALL,), metavar=ALL, **kwargs)
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print(parser.format_all_help() if values == ALL else parser.format_help(), end="")
-        parser.exit()
 
 
 class FastArgumentParser(HfArgumentParser):
@@ -69,7 +51,7 @@ class FastArgumentParser(HfArgumentParser):
     Args:
         dataclass_types: one dataclass type or several.
         presets: preset name -> {field name: value}; may hold fields of dataclasses in any order.
-        defaults: the recipe's own defaults, {field name: value}; "preset" names the preset used when nobody gives one.
+        defaults: the recipe's own defaults, {field name: value}; "preset" names the preset used when none is given.
         **kwargs: as `argparse.ArgumentParser`.
 
     Attributes:
@@ -135,7 +117,7 @@ class FastArgumentParser(HfArgumentParser):
 
         Raises:
             ArgumentError: an unknown key or flag, preset or file; a value of the wrong type; a duplicate YAML key; a
-                required field that nobody gave. Names key, value, place and the nearest known name.
+                required field that was not given. Names key, value, place and the nearest known name.
             SystemExit: after `--help`.
         """
         if any(unsupported.values()):
@@ -155,10 +137,6 @@ class FastArgumentParser(HfArgumentParser):
         self.explicit = frozenset((own.keys() | given.keys()) & self._types.keys())
         outputs = [self._build(dtype, values) for dtype in self.dataclass_types]
         return (*outputs, argparse.Namespace(**typed)) if typed else tuple(outputs)
-
-    def shown_defaults(self) -> Mapping[str, Any]:
-        """Returns those of the recipe, and of the preset that it has where none is given; else the dataclasses'."""
-        return self._field_defaults | self._merge(self._layers(self._choose_preset(None, {})))[0]
 
     def _choose_preset(self, typed: str | None, config: Mapping[str, Given]) -> str | None:
         """Chooses the preset: typed, else from YAML, else the recipe's, else the default of a field `preset`."""
@@ -192,23 +170,24 @@ class FastArgumentParser(HfArgumentParser):
             wrong = self.describe_unknown(key, self._types).replace("argument", "key", 1)
             raise ArgumentError(f"{given.where}: {wrong}{'' if wrong.endswith('?') else '.'}")
         value = given.value
-        kinds = members(self._types[key])
+        kind = self._types[key]
+        kinds = members(kind)
         action = self._flags[key]
         if isinstance(value, Enum) or (value == [] and action.nargs == "+") or (value is None and NoneType in kinds):
             return copy.copy(value)
         if isinstance(value, dict | list) and action.nargs not in ("+", "*"):
-            if any(getattr(kind, "__origin__", kind) is type(value) for kind in kinds):
+            if any(getattr(one, "__origin__", one) is type(value) for one in kinds):
                 return copy.deepcopy(value)
         elif value is not None and not isinstance(value, dict):
             words = [_word(one, kinds) for one in (value if isinstance(value, list) else [value])]
+            words = [f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words]
             try:
-                given_words = [f"--{key}={words[0]}"] if len(words) == 1 else [f"--{key}", *words]
-                return getattr(self.parse_known_args(given_words)[0], key)
+                return getattr(self.parse_known_args(words)[0], key)
             except ArgumentError:
                 if str in kinds and not action.choices and isinstance(value, str):
                     return value  # `str | bool`, of which HfArgumentParser tries the bool alone
         shown = "the value, not shown here," if is_secret(key) else repr(value)
-        allowed = f"one of {', '.join(map(str, action.choices))}" if action.choices else describe_type(self._types[key])
+        allowed = f"one of {', '.join(map(str, action.choices))}" if action.choices else describe_type(kind)
         raise ArgumentError(f"{given.where}: {key}: {shown} is not {allowed}.")
 
     def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
@@ -216,7 +195,7 @@ class FastArgumentParser(HfArgumentParser):
         for name in names:
             if name in self._required and name not in values:
                 raise ArgumentError(f"{name} is required: give --{name} or put {name!r} into the YAML file.")
-        chosen = {name: values[name] if name in values else copy.copy(self._field_defaults[name]) for name in names}
+        chosen = {name: values.get(name, copy.copy(self._field_defaults[name])) for name in names}
         preset = chosen.pop("preset", None)  # its values are among the others
         try:
             built = dtype(**chosen)
@@ -265,27 +244,8 @@ class FastArgumentParser(HfArgumentParser):
         return self._format(self.description, self.epilog)
 
     def _format(self, description: str | None, epilog: str | None, left_out: Collection[str] = ()) -> str:
-        """Formats as argparse does, with defaults in effect, and each flag in one spelling: --no_x is --x false."""
-        page = self._get_formatter()
-        defaults = self.shown_defaults()
-        done = set(left_out)
-        page.add_usage(self.usage, self._actions, [])
-        page.add_text(description)
-        for group in self._action_groups:
-            page.start_section(group.title)
-            for action in group._group_actions:
-                if action.dest in done:
-                    continue
-                done.add(action.dest)
-                shown = copy.copy(action)
-                shown.default = _as_typed(defaults.get(action.dest, action.default))
-                if action.dest in self._group_of:
-                    shown.option_strings = action.option_strings[:1]
-                    shown.help = _DEFAULT_IN_TEXT.sub("", action.help or "")
-                page.add_argument(shown)
-            page.end_section()
-        page.add_text(epilog)
-        return page.format_help()
+        of_recipe, _ = self._merge(self._layers(self._choose_preset(None, {})))
+        return format_flags(self, description, epilog, self._group_of, self._field_defaults | of_recipe, left_out)
 
     def _parse_dataclass_field(self, parser: object, field: dataclasses.Field) -> None:  # type: ignore[override]
         if not self._groups:
@@ -328,10 +288,3 @@ def _group(dtype: Any, name: str) -> str | None:
             return str(group)
     owner = next(base for base in dtype.__mro__ if name in inspect.get_annotations(base))
     return STOCK if owner.__module__.startswith("transformers.") else vars(owner).get("_argument_group_name")
-
-
-def _as_typed(value: object) -> Any:
-    """Writes a default as a user would type it: `all` for ["all"], `linear` for SchedulerType.LINEAR."""
-    if isinstance(value, list | tuple):
-        return " ".join(str(_as_typed(one)) for one in value) or "none given"
-    return value.value if isinstance(value, Enum) else value

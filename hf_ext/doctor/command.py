@@ -66,16 +66,15 @@ def guess_task(argv: list[str]) -> str:
             values = yaml.safe_load(find_shipped(given.config, CONFIGS).read_text())
             names |= set(values) if isinstance(values, dict) else set()
     names = {str(name).replace("-", "_") for name in names}
-    own = {task: _field_names(find_task(task)) for task in TASKS}
+    own = {
+        task: {spec.name for arguments in find_task(task).arguments for spec in dataclasses.fields(arguments)}
+        for task in TASKS
+    }
     if names & (own["generation"] - own["masked_lm"] - own["affinity"]):
         return "generation"
     if names & (own["masked_lm"] - own["affinity"]):
         return "masked_lm"
     return "affinity"
-
-
-def _field_names(task: Task) -> set[str]:
-    return {spec.name for arguments in task.arguments for spec in dataclasses.fields(arguments)}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from ..checkpoints import SMALL_FILES_BYTES, Sizes, bound_sizes, export_bytes, n
 from ..hardware import Hardware
 from ..memory import MemoryModel, MemoryReport, report_memory
 from ..plan import Plan
-from ..speedups import Costs, best_precision
+from ..speedups import best_precision
 from ..tasks import Part, Span, Stage, Step
 
 # Share of the published dense peak that whole encoders reach. Assumed but for one point (frozen ESM-2 650M and ESM C
@@ -95,11 +95,8 @@ def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     else:
         return None
     evaluations = _occasions(args.eval_strategy, args.eval_steps, updates, epochs) / (args.eval_every_epochs or 1)
-    wanted = args.eval_subset
-    validation = stage.num_rows.get("validation", 0)
-    share = 1.0
-    if wanted and validation:
-        share = wanted if wanted <= 1 else min(1.0, wanted / validation)
+    wanted = args.eval_subset or 1.0
+    share = wanted if wanted <= 1 else min(1.0, wanted / (stage.num_rows.get("validation") or wanted))
     saves = math.ceil(_occasions(args.save_strategy, args.save_steps, updates, epochs))
     return Schedule(rows, updates * accumulation, updates, epochs, evaluations, share, saves)
 
@@ -133,7 +130,8 @@ def estimate_times(
     costs = plan.count_costs(stage.args)
     share = measure_seconds / len(stage.parts)
     for part in stage.parts:
-        dtype = part_dtype(costs, part)
+        half = costs.frozen_dtype if part.training == "frozen" else costs.trained_dtype
+        dtype = part.dtype or half or costs.float32
         published = published_rate(hardware, dtype, part.width)
         rate = measure_rate(part, hardware, dtype, share, plan.speed_up) if measure_seconds else published
         if rate is None:
@@ -144,16 +142,10 @@ def estimate_times(
     lines = sum_seconds(plan, stage, schedule, rates)
     if read_seconds is not None:
         scored = [(part.flops * part.num_scored, rate) for part, rate in zip(stage.parts, rates)]
-        low, high = (sum(flops / getattr(rate, end) for flops, rate in scored) for end in ("high", "low"))
-        span = OTHER_SECONDS[0] + read_seconds + low, OTHER_SECONDS[1] + 1.3 * read_seconds + high
-        lines.append(("starting, rows and scores", span))
+        least = OTHER_SECONDS[0] + read_seconds + sum(flops / rate.high for flops, rate in scored)
+        most = OTHER_SECONDS[1] + 1.3 * read_seconds + sum(flops / rate.low for flops, rate in scored)
+        lines.append(("starting, rows and scores", (least, most)))
     return Times(tuple(lines), "; ".join(dict.fromkeys(rate.basis for rate in rates)))
-
-
-def part_dtype(costs: Costs, part: Part) -> str:
-    """Returns what the plan lets this part compute in: "bf16", "fp16", "tf32" or "fp32"."""
-    half = costs.frozen_dtype if part.training == "frozen" else costs.trained_dtype
-    return part.dtype or half or costs.float32
 
 
 def published_rate(hardware: Hardware, dtype: str, width: int) -> Rate | None:

@@ -91,19 +91,18 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     report = main.memory if isinstance(main.memory, MemoryReport) else None
     options = report.options(bool(facts.args.max_tokens_per_batch)) if report else ""
     stored = max(report.stored if report else 0, main.encoding_bytes)
-    trains = any(part.training != "frozen" for part in main.stage.parts)
-    smaller = (
-        "--use_peft (LoRA), a smaller encoder, or a larger card" if trains else "a smaller encoder, or a larger card"
-    )
+    remedy = options or "a smaller encoder, or a larger card"
+    if not options and any(part.training != "frozen" for part in main.stage.parts):
+        remedy = f"--use_peft (LoRA), {remedy}"
     if stored > room:
         text = f"weights, gradients and optimizer need {stored / 2**30:.1f} GiB, {have}"
-        yield Finding("memory", "stops", text, options or smaller)
+        yield Finding("memory", "stops", text, remedy)
     elif report and not report.fits:
         text = (
             f"a step on the longest rows takes {report.forecast.peak / 2**30:.1f} GiB, {have}, of which "
             f"{(report.room or 0) / 2**30:.1f} are counted on"
         )
-        yield Finding("memory", "stops", text, options or smaller)
+        yield Finding("memory", "stops", text, remedy)
 
 
 def _disk(facts: Facts) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def gather(
     facts = Facts(args, machine, read_packages(), dry_run, stages, host_bytes)
     if facts.main is None:
         return facts
-    return Facts(**{**vars(facts), "args": facts.main.stage.args})
+    return replace(facts, args=facts.main.stage.args)
 
 
 def _check_output(args: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import get_args
 
 from ..checkpoints import GB
 from ..memory import MemoryReport, format_memory
@@ -16,7 +17,7 @@ from .findings import would_run
 from .gather import Facts
 
 WIDTH = 100
-TRAININGS: tuple[Training, ...] = ("frozen", "lora", "full")
+TRAININGS: tuple[Training, ...] = get_args(Training)
 PRECISIONS = {  # that `max_speed` trains in
     "bf16": "native bf16",
     "fp16": "fp16 with loss scaling: no native bf16",
@@ -48,13 +49,14 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     yield from _line("time", _time(facts))
     if main is None:
         return
+    peak = 0
     if isinstance(main.memory, MemoryReport):
+        peak = main.memory.forecast.peak
         room = main.memory.room
         counted = "" if room is None else f" of the {units.memory(room)} that can be counted on"
-        yield from _line("memory", f"{units.memory(main.memory.forecast.peak)}{counted}")
+        yield from _line("memory", f"{units.memory(peak)}{counted}")
     if facts.host_bytes is not None:
-        above = main.memory.forecast.peak if isinstance(main.memory, MemoryReport) else 0
-        above *= facts.machine.hardware.kind == "cpu"
+        above = peak if facts.machine.hardware.kind == "cpu" else 0
         above += min(above, main.plan.count_costs(main.stage.args).kept_bytes)
         held = f"rows, libraries and baselines{' and the above' if above else ''}"
         size = units.memory(facts.host_bytes + above)
@@ -132,7 +134,7 @@ def _stages(facts: Facts) -> Iterator[str]:
 
 def _basis(facts: Facts) -> Iterator[str]:
     machine = facts.machine
-    hardware = facts.machine.hardware
+    hardware = machine.hardware
     main = facts.main
     yield "What this rests on; no measurement of this run:"
     size = "memory not known" if hardware.memory_gib is None else f"{hardware.memory_gib:g} GiB"
@@ -142,8 +144,9 @@ def _basis(facts: Facts) -> Iterator[str]:
         f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free"
     )
     if main is not None:
-        applied = [decision.name for decision in main.plan.decisions if decision.status == "applied"]
-        preset = f", preset {main.plan.preset}" if main.plan.preset else ""
+        plan = main.plan
+        applied = [decision.name for decision in plan.decisions if decision.status == "applied"]
+        preset = f", preset {plan.preset}" if plan.preset else ""
         yield from wrap(f"plan{preset}: {', '.join(applied) or 'nothing'}")
         if main.times.lines:
             bases = dict.fromkeys(each.times.basis for each in facts.asked)

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -86,19 +86,22 @@ def copy_as_fake(model: nn.Module, slices: list[LayerSlice], is_narrow: bool = F
     Cost: some milliseconds; no weight is read.
     """
     memo: dict[int, Any] = {}
-    left_out = {id(module) for part in slices for layer in list(part.layers)[part.kept :] for module in layer.modules()}
+    dropped = [layer for piece in slices for layer in list(piece.layers)[piece.kept :]]
+    left_out = {id(module) for layer in dropped for module in layer.modules()}
     for module in model.modules():
         if id(module) not in left_out:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None and id(tensor) not in memo:
-                    memo[id(tensor)] = _fake_like(tensor)
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    memo[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if _computes(hook))
-    for part in slices:
-        if part.kept < len(part.layers):
-            members = [copy.deepcopy(layer, memo) for layer in list(part.layers)[: part.kept]]
-            in_turn = isinstance(part.layers, nn.Sequential)
-            memo[id(part.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
+    for piece in slices:
+        if piece.kept < len(piece.layers):
+            members = [copy.deepcopy(layer, memo) for layer in list(piece.layers)[: piece.kept]]
+            in_turn = isinstance(piece.layers, nn.Sequential)
+            memo[id(piece.layers)] = nn.Sequential(*members) if in_turn else nn.ModuleList(members)
     made = copy.deepcopy(model, memo)
     if is_narrow:
         narrow(find_base_layers(made), HALF)
@@ -113,16 +116,9 @@ def _computes(hook: object) -> bool:
     return str(getattr(hook, "__module__", "")).split(".")[0] in ("transformers", "peft")
 
 
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-    if not isinstance(tensor, nn.Parameter):
-        return fake
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-
-
 def fake_batch(mode: FakeTensorMode, value: object) -> Any:
     """Makes every tensor in the batch a fake one; numbers, layouts of packed rows and the like stay readable."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return mode.from_tensor(value.cpu()) if value.device.type != "meta" else torch.empty_like(value, device="cpu")
     if isinstance(value, dict):
         return {name: fake_batch(mode, part) for name, part in value.items()}
@@ -158,7 +154,7 @@ _EXACT_NAMES = (
     *("exp", "log", "pow", "rsqrt", "sum", "cumsum"),
 )
 _EXACT_ON_CUDA = {
-    getattr(place, name) for place in (functional, torch, torch.Tensor) for name in _EXACT_NAMES if hasattr(place, name)
+    getattr(place, name) for place in (functional, torch, Tensor) for name in _EXACT_NAMES if hasattr(place, name)
 }
 
 
@@ -170,7 +166,7 @@ class _CudaRule(TorchFunctionMode):
 
 
 def _widened(value: Any) -> Any:
-    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_half else value
 
 

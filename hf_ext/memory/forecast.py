@@ -137,7 +137,7 @@ class MemoryModel:
         return find_base_layers(self.model)
 
     def has_large_states(self, config: TrainConfig) -> bool:
-        """Returns whether AdamW's states are on the device and more than a small share of a step."""
+        """Returns whether AdamW's states are on the device and more than a small fraction of a step."""
         is_adamw = config.optimizer.startswith("adamw_torch") and not config.is_muon and not config.on_host
         return is_adamw and self.all_gradients > self.forecast(config).peak // 50
 

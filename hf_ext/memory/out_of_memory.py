@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
+from accelerate.utils.memory import clear_device_cache
 
 from ..errors import is_out_of_memory
 
@@ -36,7 +35,5 @@ def attempt(work: Callable[[], Result]) -> Result:
         while cause is not None:
             traceback.clear_frames(cause.__traceback__)
             cause = cause.__cause__ or cause.__context__
-    gc.collect()
-    if torch.accelerator.is_available():  # what it keeps for the next tensors
-        torch.accelerator.memory.empty_cache()
+    clear_device_cache(garbage_collection=True)
     raise DidNotFit(said)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -90,10 +90,10 @@ class Timeline:
         moment = int(np.argmax(others + gradients))
         return Peak(int(others[moment]), int(gradients[moment]))
 
-    def with_rows(self, share: float) -> Timeline:
-        """Returns the timeline of `share` times as many rows: exact, but for rounding."""
-        others = self.others + (share - 1) * self.growing
-        return replace(self, others=np.rint(others).astype(np.int64), growing=share * self.growing)
+    def with_rows(self, factor: float) -> Timeline:
+        """Returns the timeline of `factor` times as many rows: exact, but for rounding."""
+        others = self.others + (factor - 1) * self.growing
+        return replace(self, others=np.rint(others).astype(np.int64), growing=factor * self.growing)
 
 
 class Ledger(TorchDispatchMode):
@@ -109,7 +109,6 @@ class Ledger(TorchDispatchMode):
 
     Attributes:
         current: category -> bytes held at this moment.
-        peak: most bytes held at one moment, of all categories.
         levels: after each operation, bytes of all but gradients; of those, what grows with the rows; of gradients.
         repeats: what was passed so far of what the whole model repeats.
 
@@ -124,7 +123,7 @@ class Ledger(TorchDispatchMode):
         self.block = block
         self.rows = rows
         self.current: dict[str, int] = dict.fromkeys((WEIGHTS, GRADIENTS, OTHER), 0)
-        self.peak = self.growing = 0
+        self.growing = 0
         self.levels: list[tuple[int, int, int]] = []
         self.repeats: list[Repeat] = []
         # Storage -> [category, bytes, bytes that grow with the rows, layers left out that have one of their own].
@@ -139,7 +138,7 @@ class Ledger(TorchDispatchMode):
         """Bytes held at this moment."""
         return sum(self.current.values())
 
-    def know(self, tensors: Iterable[torch.Tensor], category: str = WEIGHTS) -> None:
+    def know(self, tensors: Iterable[Tensor], category: str = WEIGHTS) -> None:
         """Counts tensors that were made before, whose views would else count, each storage once.
 
         What is counted already is put into the other category.
@@ -154,22 +153,22 @@ class Ledger(TorchDispatchMode):
                 self._count(entry, 1)
         self._note()
 
-    def follow(self, layer: nn.Module, number: int, part: LayerSlice) -> None:
-        """Hears when a layer begins and ends, the one of this number among those that `part` keeps."""
-        layer.register_forward_pre_hook(partial(self._begin, number, part))
-        layer.register_forward_hook(partial(self._end, number, part))
+    def follow(self, layer: nn.Module, number: int, piece: LayerSlice) -> None:
+        """Hears when a layer begins and ends, the one of this number among those that `piece` keeps."""
+        layer.register_forward_pre_hook(partial(self._begin, number, piece))
+        layer.register_forward_hook(partial(self._end, number, piece))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # asked for six times per operation, and slow to come by
         result = function(*args, **(kwargs or {}))
         for part in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(part, torch.Tensor):
+            if isinstance(part, Tensor):
                 self._add(part)
         self._note()
         return result
 
-    def _add(self, tensor: torch.Tensor, category: str = OTHER) -> None:
+    def _add(self, tensor: Tensor, category: str = OTHER) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # two views of one have the same address
         num_bytes = storage.nbytes()
@@ -198,42 +197,41 @@ class Ledger(TorchDispatchMode):
         gradients = self.current[GRADIENTS]
         others = self.total - gradients - self._freed
         self.levels.append((others, self.growing - self._freed_growing, gradients))
-        self.peak = max(self.peak, others + gradients)
 
-    def _begin(self, number: int, part: LayerSlice, module: nn.Module, args: Any) -> None:
-        self._mark("forward", number, part)
+    def _begin(self, number: int, piece: LayerSlice, module: nn.Module, args: Any) -> None:
+        self._mark("forward", number, piece)
         self._is_between = False
-        self._num_left_out = part.copies - 1 if number == part.first else 0
+        self._num_left_out = piece.copies - 1 if number == piece.first else 0
 
-    def _end(self, number: int, part: LayerSlice, module: nn.Module, args: Any, output: Any) -> None:
-        self._is_between = number == part.kept - 1
+    def _end(self, number: int, piece: LayerSlice, module: nn.Module, args: Any, output: Any) -> None:
+        self._is_between = number == piece.kept - 1
         self._num_left_out = 0
         states = output[0] if isinstance(output, tuple) else output
         if states.requires_grad:
-            states.register_hook(partial(self._turn, number, part))
+            states.register_hook(partial(self._turn, number, piece))
 
-    def _turn(self, number: int, part: LayerSlice, gradient: torch.Tensor) -> None:
-        self._mark("backward", number, part)
+    def _turn(self, number: int, piece: LayerSlice, gradient: Tensor) -> None:
+        self._mark("backward", number, piece)
         self._is_between = False
 
-    def _mark(self, direction: Direction, number: int, part: LayerSlice) -> None:
+    def _mark(self, direction: Direction, number: int, piece: LayerSlice) -> None:
         """Marks where the layer that stands for all in the middle begins and ends, in both directions."""
-        after = part.first + (1 if direction == "forward" else -1)
-        key = (part.name, direction)
+        after = piece.first + (1 if direction == "forward" else -1)
+        key = (piece.name, direction)
         moment = len(self.levels)
-        if number == part.first:
+        if number == piece.first:
             self._begun[key] = moment
         elif number == after and key in self._begun:
-            self.repeats.append(Repeat(self._begun.pop(key), moment, part.copies))
+            self.repeats.append(Repeat(self._begun.pop(key), moment, piece.copies))
 
 
 def record_pass(
-    ledger: Ledger, model: Any, parts: Sequence[LayerSlice], batch: dict[str, Any], half: bool, kind: str
+    ledger: Ledger, model: Any, pieces: Sequence[LayerSlice], batch: dict[str, Any], half: bool, kind: str
 ) -> Timeline:
     """Records one forward and backward pass with the ledger, of real tensors on a CPU or of fake ones.
 
     Args:
-        parts: of the model that `model` was copied from; none for a model that stands for itself.
+        pieces: of the model that `model` was copied from; none for a model that stands for itself.
         half: under autocast to bf16 or fp16.
         kind: of the hardware, as `Hardware.kind`.
 
@@ -249,10 +247,10 @@ def record_pass(
             if parameter.requires_grad:
                 handle = parameter.register_post_accumulate_grad_hook(lambda p: ledger.know([p.grad], GRADIENTS))
                 around.callback(handle.remove)
-        for part in parts:
-            if part.kept < len(part.layers):
-                for number, layer in enumerate(unwrap_peft(model).get_submodule(part.name).children()):
-                    ledger.follow(layer, number, part)
+        for piece in pieces:
+            if piece.kept < len(piece.layers):
+                for number, layer in enumerate(unwrap_peft(model).get_submodule(piece.name).children()):
+                    ledger.follow(layer, number, piece)
         around.enter_context(ledger)
         with torch.autocast("cpu", HALF, enabled=half):
             loss = _loss(model(**batch))
@@ -263,15 +261,15 @@ def record_pass(
     return Timeline(others - weights, gradients, tuple(ledger.repeats), growing)
 
 
-def _loss(outputs: Any) -> torch.Tensor:
+def _loss(outputs: Any) -> Tensor:
     """Returns the model's own loss; of one without, the sum of what it puts out first."""
     found = outputs.get("loss") if isinstance(outputs, dict) else None
     first = outputs[0] if found is None else found
     return first if first.dim() == 0 else first.float().sum()
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
         return [value]
     values = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
     return [tensor for part in values for tensor in _tensors(part)]

@@ -36,19 +36,19 @@ class Switch(NamedTuple):
 
     Attributes:
         option: what turns it on.
-        part: one of `PARTS`, which it makes smaller; of one part, one can be on at a time.
+        group: one of `GROUPS`, which it makes smaller; of one group, one can be on at a time.
         settings: of `TrainConfig`.
         note: what it changes of learning or numerics; empty where nothing.
     """
 
     option: str
-    part: str
+    group: str
     settings: Mapping[str, Any]
     note: str = ""
 
 
 NUMERICS = "other numerics"
-PARTS = ("layers", "base", "precision", "states")  # in the order in which they are tried
+GROUPS = ("layers", "base", "precision", "states")  # in the order in which they are tried
 # Layers that are computed again leave every number as it is, for up to a third of the time.
 RECOMPUTE = Switch("--activation_checkpointing true", "layers", {"recomputes": True})
 STATES = Switch("--optim adamw_8bit", "states", {"optimizer": "adamw_8bit"}, NUMERICS)
@@ -64,7 +64,7 @@ def find_switches(memory: MemoryModel, config: TrainConfig, offers: Sequence[Off
     if memory.has_large_states(config):
         found.append(STATES)
     found += filter(None, (offer(memory, config) for offer in offers))
-    return sorted(found, key=lambda switch: PARTS.index(switch.part))
+    return sorted(found, key=lambda switch: GROUPS.index(switch.group))
 
 
 def largest_rows(memory: MemoryModel, config: TrainConfig, room: int) -> int:
@@ -107,10 +107,10 @@ def find_fix(memory: MemoryModel, config: TrainConfig, room: int, offers: Sequen
     left = find_switches(memory, config, offers)
     while fix is None and left:
         switch = left.pop(0)
-        chosen[switch.part] = switch
+        chosen[switch.group] = switch
         fix = fit(chosen)
-    for part in [*chosen] if fix else []:
-        others = {name: switch for name, switch in chosen.items() if name != part}
+    for group in [*chosen] if fix else []:
+        others = {name: switch for name, switch in chosen.items() if name != group}
         if (smaller := fit(others)) is not None:
             fix = smaller
             chosen = others
@@ -143,7 +143,7 @@ class MemoryReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits; also where nobody knows the capacity."""
+        """Whether the step fits; also where the capacity is not known."""
         return self.room is None or self.forecast.peak <= self.room
 
     def options(self, by_tokens: bool = False) -> str:
@@ -153,14 +153,16 @@ class MemoryReport:
         """
         if self.fix is None:
             return ""
-        parts = []
+        options = []
         rows = self.fix.config.rows
         if rows < self.config.rows:
             by_rows = f"--per_device_train_batch_size {rows}"
             size = f"--max_tokens_per_batch {rows * self.length}" if by_tokens else by_rows
-            parts.append(f"{size} --gradient_accumulation_steps {self.fix.config.passes}")
-        parts += [f"{switch.option} ({switch.note})" if switch.note else switch.option for switch in self.fix.switches]
-        return ", ".join(parts)
+            options.append(f"{size} --gradient_accumulation_steps {self.fix.config.passes}")
+        options += [
+            f"{switch.option} ({switch.note})" if switch.note else switch.option for switch in self.fix.switches
+        ]
+        return ", ".join(options)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able dictionary."""
@@ -213,8 +215,8 @@ def format_memory(report: MemoryReport) -> list[str]:
     """
     found = report.forecast
     rows = report.config.rows
-    parts = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in found.lines())
-    line = f"memory of {rows:,} rows of {report.length:,} tokens: {parts}; {units.memory(found.peak)} in all"
+    listed = ", ".join(f"{what} {units.memory(num_bytes)}" for what, num_bytes in found.lines())
+    line = f"memory of {rows:,} rows of {report.length:,} tokens: {listed}; {units.memory(found.peak)} in all"
     if report.room is not None:
         line += f", of {units.memory(report.room)} counted on"
     if report.largest is not None:

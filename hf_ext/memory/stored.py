@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..models import block_matrices
 
@@ -62,7 +61,7 @@ def optimizer_bytes(model: nn.Module, name: str, is_muon: bool = False) -> tuple
     return kept, 0 if any(part in name for part in COPY_NONE) else sum(sizes)
 
 
-def _state_bytes(name: str, parameter: torch.Tensor, is_table: bool) -> int:
+def _state_bytes(name: str, parameter: Tensor, is_table: bool) -> int:
     size = parameter.numel()
     bits = 32
     if "8bit" in name:

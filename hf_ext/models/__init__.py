@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .affinity import AffinityModel, in_float32
+    from .affinity import AffinityModel
     from .arguments import AUTO_LAYER, Head, ModelArguments
     from .blocks import (
         block_classes,
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         find_blocks,
         unused_parameters,
     )
-    from .configuration import AffinityConfig, EncoderSpec, Pooling, TowerSpec, Training, build_config, input_name
+    from .configuration import AffinityConfig, EncoderSpec, TowerSpec, Training, build_config, input_name
     from .encoders import (
         build_encoder,
         final_norm_of,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .generation.esm import state_encoder, state_key
     from .generation.model import NEVER_WRITTEN, AntibodyGenerator
     from .generation.parts import EncoderStates
-    from .head import ONE_LAYER, pool
+    from .head import ONE_LAYER, Pooling, pool
     from .kernels.attention import KERNELS, PREFIX, register_attention
     from .kernels.blocked_attention import flop_counter
     from .kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
@@ -61,5 +61,6 @@ if TYPE_CHECKING:
     from .lora import LoraSettings, has_adapters, merged_copy, narrow, require_base, unwrap_peft, wrap_with_lora
     from .losses import LossKind, class_losses, exact_loss, find_loss_kind, has_loss_of, sum_loss_rows
     from .optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
+    from .towers import in_float32
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

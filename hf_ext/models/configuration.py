@@ -9,10 +9,9 @@ from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
 from ..labels import LabelKind, kind_from_state
-from .head import HEADS, ONE_LAYER, POOLINGS
+from .head import HEADS, ONE_LAYER, POOLINGS, Pooling
 
 Training = Literal["frozen", "lora", "full"]
-Pooling = Literal["mean", "mean_tokens", "cls", "max"]
 MAX_TOWERS = 3
 
 

@@ -168,9 +168,14 @@ def load_encoder(
 def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
     """Quantizes all linear layers but ESM's contact head, and T5's `wo`, to whose dtype T5 casts its states."""
     require("bitsandbytes.nn", "quantization", "weights in 8 or 4 bits (--load_in_8bit, --load_in_4bit)")
-    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    chosen: dict[str, Any] = four if bits == 4 else {"load_in_8bit": True, "llm_int8_threshold": 0.0}
-    return BitsAndBytesConfig(llm_int8_skip_modules=["contact_head", "wo"], **chosen)
+    return BitsAndBytesConfig(
+        load_in_8bit=bits == 8,
+        load_in_4bit=bits == 4,
+        llm_int8_threshold=0.0,
+        llm_int8_skip_modules=["contact_head", "wo"],
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 @contextmanager

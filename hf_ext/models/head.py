@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ArgumentError
 
-POOLINGS = ("mean", "mean_tokens", "cls", "max")
+Pooling = Literal["mean", "mean_tokens", "cls", "max"]
+POOLINGS = get_args(Pooling)
 
 
-def pool(states: torch.Tensor, batch: Mapping[str, torch.Tensor], method: str) -> torch.Tensor:
+def pool(states: Tensor, batch: Mapping[str, Tensor], method: str) -> Tensor:
     """Pools token states in float32.
 
     Args:
@@ -61,8 +63,8 @@ class RegressionHead(nn.Module):
         num_outputs: None for one number, without an axis of its own.
     """
 
-    input_mean: torch.Tensor
-    input_scale: torch.Tensor
+    input_mean: Tensor
+    input_scale: Tensor
 
     def __init__(
         self,
@@ -86,17 +88,17 @@ class RegressionHead(nn.Module):
             self.layers = _perceptron(sum(widths), hidden_sizes, dropout, num_outputs or 1)
 
     @property
-    def fill(self) -> torch.Tensor:
+    def fill(self) -> Tensor:
         """What stands for the embeddings of inputs that a row lacks: the mean, which is standardised to 0; (width,)."""
         return self.input_mean
 
-    def standardize(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
+    def standardize(self, embeddings: Tensor, missing: Tensor | None = None) -> Tensor:
         """Scales (n, sum of widths) to mean 0 and standard deviation 1, float32; 0 where `missing`, likewise (bool)."""
         if missing is not None:  # chosen, not multiplied: nothing of what stands there gets through, NaN neither
             embeddings = torch.where(missing, self.fill, embeddings.float())
         return (embeddings.float() - self.input_mean) * self.input_scale
 
-    def forward(self, embeddings: torch.Tensor, missing: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, embeddings: Tensor, missing: Tensor | None = None) -> Tensor:
         """Maps (n, sum of widths) float32 to (n,) or (n, num_outputs), float32.
 
         Where `missing`, bool of the shape of `embeddings`, `fill` is taken instead.
@@ -107,7 +109,7 @@ class RegressionHead(nn.Module):
         return outputs.squeeze(-1) if self.num_outputs is None else outputs
 
     @torch.no_grad()
-    def fit_scaling(self, mean: torch.Tensor, std: torch.Tensor) -> None:
+    def fit_scaling(self, mean: Tensor, std: Tensor) -> None:
         """Stores the statistics; a feature that does not vary is centred and left unscaled."""
         self.input_mean.copy_(mean)
         varies = std > 1e-6 * (1 + mean.abs())
@@ -145,7 +147,7 @@ class TowerProduct(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(2 * rank, num_outputs)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """Maps (n, sum of widths) to (n, num_outputs)."""
         projected = [layer(part) for layer, part in zip(self.projections, features.split(self.widths, dim=-1))]
         product = torch.stack(projected).prod(0)
@@ -168,6 +170,6 @@ class GatedLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(size, num_outputs)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """Maps (n, input_size) to (n, num_outputs)."""
         return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
@@ -224,7 +224,7 @@ class HalfLinear(nn.Linear):
     where `nn.Linear` would refuse two dtypes.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Maps (..., in_features) to (..., out_features)."""
         if torch.is_autocast_enabled(input.device.type):
             return super().forward(input)

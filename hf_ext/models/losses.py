@@ -20,7 +20,7 @@ import inspect
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers.loss.loss_utils import LOSS_MAPPING
 
@@ -34,15 +34,16 @@ from .kernels.replaced_forwards import has_forward_of, is_from
 
 def regression_loss(
     name: str,
-    predictions: torch.Tensor,
-    labels: torch.Tensor,
-    bounds: torch.Tensor | None = None,
-    *,
+    predictions: Tensor,
+    labels: Tensor,
+    bounds: Tensor | None,
     huber_delta: float = 1.0,
     tobit_scale: float = 0.25,
-    per_row: bool = False,
-) -> torch.Tensor:
-    """Sums over rows a loss on standardised labels.
+) -> Tensor:
+    """Computes a loss on standardised labels: what each row adds to the sum, (n,).
+
+    For "ranking" that is the mean over its pairs, halved, because every pair belongs to two rows; it depends on which
+    rows share a batch.
 
     Args:
         name: one of `Number.losses`.
@@ -51,26 +52,22 @@ def regression_loss(
             and "ranking"; "mse" and "huber" take every label as exact.
         huber_delta: where Huber turns linear, in standardised label units.
         tobit_scale: standard deviation of the measurement noise, in standardised label units.
-        per_row: return what each row adds, instead of the sum.
 
-    Returns:
-        Scalar sum, or (n,). For "ranking", each row counts the mean over its pairs, halved, because every pair belongs
-        to two rows; it depends on which rows share a batch.
+    Raises:
+        ArgumentError: no such loss.
     """
     if name == "ranking":
-        losses = _ranking(predictions, labels, bounds)
-    elif name == "tobit":
-        losses = _tobit(predictions, labels, bounds, tobit_scale)
-    elif name == "mse":
-        losses = functional.mse_loss(predictions, labels, reduction="none")
-    elif name == "huber":
-        losses = functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
-    else:
-        raise ArgumentError(f"loss={name!r}: allowed are {', '.join(Number.losses)}.")
-    return losses if per_row else losses.sum()
+        return _ranking(predictions, labels, bounds)
+    if name == "tobit":
+        return _tobit(predictions, labels, bounds, tobit_scale)
+    if name == "mse":
+        return functional.mse_loss(predictions, labels, reduction="none")
+    if name == "huber":
+        return functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
+    raise ArgumentError(f"loss={name!r}: allowed are {', '.join(Number.losses)}.")
 
 
-def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _tobit(predictions: Tensor, labels: Tensor, bounds: Tensor | None, scale: float) -> Tensor:
     """Computes Gaussian negative log-likelihood times scale squared; censored rows by the probability of their tail."""
     residual = labels - predictions
     exact = 0.5 * residual.square()
@@ -80,22 +77,21 @@ def _tobit(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor
     return torch.where(bounds == 0, exact, tail)
 
 
-def _ranking(predictions: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+def _ranking(predictions: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
     """Computes a logistic loss on every pair of rows whose order is known.
 
     A row without a comparable partner adds zero.
     """
-    higher = labels[:, None] > labels[None, :]
+    higher = labels[:, None] > labels
     if bounds is not None:
         # i is known to be above j only if i is not "at or below" and j is not "at or above" its label.
-        higher = higher & (bounds[:, None] >= 0) & (bounds[None, :] <= 0)
-    losses = functional.softplus(predictions[None, :] - predictions[:, None]) * higher
+        higher = higher & (bounds[:, None] >= 0) & (bounds <= 0)
+    losses = functional.softplus(predictions - predictions[:, None]) * higher
     pairs = higher.sum(1) + higher.sum(0)
-    per_row = losses.sum(1) + losses.sum(0)
-    return per_row / pairs.clamp(min=1) / 2
+    return (losses.sum(1) + losses.sum(0)) / pairs.clamp(min=1) / 2
 
 
-def class_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of each label, of the shape of `labels`; what stands where a label is `UNKNOWN` counts nothing.
 
     Args:
@@ -119,24 +115,24 @@ class NumberLoss:
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def of_labels(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    def of_labels(self, output: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
         """Returns the loss of each label, of the shape of `labels`; `output` is the head's, `bounds` as there."""
         config = self.config
         mean, std = self._scale(output)
-        scales = {"huber_delta": config.huber_delta, "tobit_scale": config.tobit_scale}
-        return regression_loss(config.loss, output, (labels.float() - mean) / std, bounds, **scales, per_row=True)
+        standardised = (labels.float() - mean) / std
+        return regression_loss(config.loss, output, standardised, bounds, config.huber_delta, config.tobit_scale)
 
-    def to_logits(self, output: torch.Tensor) -> torch.Tensor:
+    def to_logits(self, output: Tensor) -> Tensor:
         """Returns what the head puts out in label units."""
         mean, std = self._scale(output)
         return output * std + mean
 
-    def to_output(self, logits: torch.Tensor) -> torch.Tensor:
+    def to_output(self, logits: Tensor) -> Tensor:
         """Returns what the head put out."""
         mean, std = self._scale(logits)
         return (logits - mean) / std
 
-    def _scale(self, like: torch.Tensor) -> list[Any]:
+    def _scale(self, like: Tensor) -> list[Any]:
         """Returns mean and standard deviation of labels: numbers, or of several values (k,) each."""
         scale = self.config.label_mean, self.config.label_std
         return [like.new_tensor(value) if isinstance(value, list) else value for value in scale]
@@ -145,13 +141,13 @@ class NumberLoss:
 class ClassLoss(NumberLoss):
     """The cross entropy of labels that are names, whose `logits` are calibrated."""
 
-    def of_labels(self, output: torch.Tensor, labels: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    def of_labels(self, output: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
         return class_losses(output, labels)
 
-    def to_logits(self, output: torch.Tensor) -> torch.Tensor:
+    def to_logits(self, output: Tensor) -> Tensor:
         return output / self.config.temperature
 
-    def to_output(self, logits: torch.Tensor) -> torch.Tensor:
+    def to_output(self, logits: Tensor) -> Tensor:
         """Returns the logits: evaluations while training see the head before it is calibrated."""
         return logits
 
@@ -191,7 +187,7 @@ LOSS_KINDS: dict[str, LossKind] = {
 def find_loss_kind(model: nn.Module) -> LossKind | None:
     """Finds what the loss of `model` counts; None where its loss is not known to be that of a class in `LOSS_KINDS`.
 
-    A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and nobody put
+    A subclass is covered as long as its `forward` and its `loss_function` are those of transformers, and no user put
     others on the model. A model of ours that computes its loss with `exact_loss` says so by itself, as `loss_kind`.
     """
     for base in type(model).__mro__:
@@ -219,10 +215,10 @@ def has_loss_of(model: Any, family: Any) -> bool:
 def exact_loss(
     kind: LossKind,
     config: Any,
-    logits: torch.Tensor,
-    labels: torch.Tensor | None,
-    num_items: torch.Tensor | int | None = None,
-) -> torch.Tensor:
+    logits: Tensor,
+    labels: Tensor | None,
+    num_items: Tensor | int | None = None,
+) -> Tensor:
     """Divides the summed losses of all items in this batch by the number of items in the whole effective batch.
 
     Args:
@@ -248,11 +244,11 @@ def exact_loss(
         logits = logits.float()
     total = _sequence_loss(config, logits, labels) if kind == "sequences" else _cross_entropy(logits, labels)
     if num_items is None:
-        num_items = count_items(labels)
+        num_items = _items(labels).sum()
     return total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
 
 
-def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def sum_loss_rows(kind: LossKind, config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     """Sums what each row adds to `exact_loss`, so that batches of any size add up to one mean: (n, 2), float32.
 
     Args:
@@ -266,32 +262,30 @@ def sum_loss_rows(kind: LossKind, config: Any, logits: torch.Tensor, labels: tor
     logits, labels = aligned(kind, logits.float(), labels.to(logits.device))
     is_whole = kind == "sequences"
     losses = _sequence_loss(config, logits, labels, "none") if is_whole else _cross_entropy(logits, labels, "none")
-    num_rows = len(labels)
-    items = torch.ones_like(labels) if labels.is_floating_point() else labels.ne(UNKNOWN)
-    return torch.stack([losses.reshape(num_rows, -1).sum(1), items.reshape(num_rows, -1).float().sum(1)], dim=1)
+    return torch.stack([each.reshape(len(labels), -1).float().sum(1) for each in (losses, _items(labels))], dim=1)
 
 
-def aligned(kind: LossKind, logits: Any, labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
+def aligned(kind: LossKind, logits: Any, labels: Tensor) -> tuple[Any, Tensor]:
     """Returns logits and labels, position by position what predicts and what is predicted."""
     return (logits[:, :-1], labels[:, 1:]) if kind == "next_tokens" else (logits, labels)
 
 
-def count_items(labels: torch.Tensor) -> torch.Tensor:
-    """Counts items in a batch: labels that are measurements (float), of classes those that are not -100.
-
-    Scalar, int64.
-    """
-    return torch.tensor(labels.numel()) if labels.is_floating_point() else labels.ne(UNKNOWN).sum()
+def _items(labels: Tensor) -> Tensor:
+    """Marks what counts in a batch: labels that are measurements (float), of classes those that are not -100."""
+    return torch.ones_like(labels, dtype=torch.bool) if labels.is_floating_point() else labels.ne(UNKNOWN)
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "sum") -> Tensor:
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction=reduction)
 
 
-def _sequence_loss(config: Any, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+def _sequence_loss(config: Any, logits: Tensor, labels: Tensor, reduction: str = "sum") -> Tensor:
     if config.problem_type is None:  # transformers' rule
-        classes = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
-        config.problem_type = "regression" if config.num_labels == 1 else classes
+        config.problem_type = (
+            "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        )
+        if config.num_labels == 1:
+            config.problem_type = "regression"
     problem = config.problem_type
     if problem == "regression":
         return functional.mse_loss(logits.reshape(-1), labels.reshape(-1), reduction=reduction)

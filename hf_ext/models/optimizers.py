@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import send_to_device
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Muon, Optimizer
 from transformers.pytorch_utils import Conv1D
@@ -157,7 +157,7 @@ class HostOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer):
         _check(optimizer)
         self.wrapped = optimizer
-        self._twins: dict[torch.Tensor, tuple[nn.Parameter, torch.Tensor]] = {}  # weight and gradient on the host
+        self._twins: dict[Tensor, tuple[nn.Parameter, Tensor]] = {}  # weight and gradient on the host
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # one list: a schedule made for `optimizer` goes on acting
         self.state = optimizer.state
@@ -220,7 +220,7 @@ class HostOptimizer(Optimizer):
             self.state = wrapped.state = defaultdict(dict, state)
             wrapped.param_groups = live
 
-    def _find_twins(self) -> dict[torch.Tensor, tuple[nn.Parameter, torch.Tensor]]:
+    def _find_twins(self) -> dict[Tensor, tuple[nn.Parameter, Tensor]]:
         """Returns the twins of all parameters; makes them the first time, of the same dtype, pinned for CUDA."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for p in parameters:

@@ -7,12 +7,12 @@ from ..faces import offer
 if TYPE_CHECKING:
     from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name, recomputes
     from .encoder_precision import asked_bits, halve_encoders
-    from .facts import describe_data, describe_model
+    from .evidence.facts import describe_data, describe_model
+    from .evidence.sample import evaluating
     from .lora import lora_settings
     from .optimizers import BITSANDBYTES
     from .precision import best_precision
     from .registry import REGISTRY, find_speedup
-    from .sample import evaluating
     from .trainer_fields import CPU_TOKENS_PER_BATCH, GPU_TOKENS_PER_BATCH
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -21,12 +21,11 @@ from ..models import (
     swap_faesm,
 )
 from ..optional import import_problem
-from . import parity
-from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, cannot, off, refused, skipped
+from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, cannot, off, refused, skipped
 from .encoder_precision import EncoderPrecision
+from .evidence import parity
 from .precision import Precision
 
-FAMILIES = PACKED_FAMILIES
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
 PACKED = ("blocked", "padded", "varlen")  # kernels that take unpadded sequences
 
@@ -41,13 +40,13 @@ class Attention(Speedup):
     - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache.
     - `faesm`: the faesm library's flash attention for ESM (`models/kernels/faesm_bridge.py`), from 8.0 with flash-attn.
     - `sdpa`, `eager`: transformers' own, for padded batches.
-    Evidence: parity on the first real rows in the training dtype (`speedups/parity.py`). Above the bound, a choice is
+    Evidence: parity on the first real rows in the training dtype (`evidence/parity.py`). Above the bound, a choice is
     refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
     Cost: two or three forward passes over four rows, and backward passes where encoders train.
     """
 
     NAME = "attention"
-    KIND: Kind = "N"
+    KIND = "N"
     predicts = True  # so that what is put into the cache is what training would compute
 
     def decide(self, context: Context) -> Decision:
@@ -57,8 +56,10 @@ class Attention(Speedup):
             return off()
         if asked == "auto" and not self.wanted(context):
             return off()
-        if not set(FAMILIES) & set(context.model.families):
-            return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", asked != "auto")
+        if not set(PACKED_FAMILIES) & set(context.model.families):
+            return cannot(
+                f"known for encoders of type {', '.join(PACKED_FAMILIES)}; the model has none", asked != "auto"
+            )
         if asked == "auto":
             return _decide_auto(context)
         problem = _problem(asked, context)

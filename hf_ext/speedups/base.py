@@ -16,6 +16,7 @@ from ..hardware import Hardware
 from ..memory import NUMERICS, MemoryModel, Switch, TrainConfig
 from ..models import Held, PaddingWatch
 from ..processes import splits_weights
+from .evidence.facts import DataFacts, ModelFacts
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
@@ -24,15 +25,12 @@ Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
 ADAMW = ("adamw_torch_fused", "adamw_torch")  # values of `--optim` for torch's own
-MIN_PADDING = 0.02  # share of a random batch below which taking padding away gains nothing
+MIN_PADDING = 0.02  # fraction of a random batch below which taking padding away gains nothing
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured.
-
-    `name` and `kind` are the speed-up's: the plan fills them in.
-    """
+    """What became of one speed-up, and why. `settings` is what `apply` acts on, `evidence` what was measured."""
 
     name: str
     kind: Kind
@@ -45,12 +43,12 @@ class Decision:
         return replace(self, evidence={**self.evidence, **evidence})
 
     def of(self, speedup: Speedup) -> Decision:
-        """Puts the decision under the name of the speed-up that took it."""
+        """Puts the decision under the name and the kind of the speed-up that took it, as the plan does."""
         return self if self.name else replace(self, name=speedup.NAME, kind=speedup.KIND)
 
 
 def applied(reason: str, settings: dict[str, Any] | None = None, evidence: dict[str, Any] | None = None) -> Decision:
-    """Makes the decision that it will be done."""
+    """Decides that it will be done."""
     return Decision("", "I", "applied", reason, settings or {}, evidence or {})
 
 
@@ -75,37 +73,6 @@ def off(reason: str = "not asked for") -> Decision:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper.
-
-    `families`: model types of its encoders. `has_own_decoder`: a decoder of ours reads what an encoder puts out; then
-    they have the model's own type too, so that nobody takes the whole model for packed.
-    """
-
-    families: tuple[str, ...] = ()
-    frozen_inputs: tuple[str, ...] = ()
-    trains_encoders: bool = True
-    num_parameters: int = 0
-    num_trainable: int = 0
-    blocks: str = ""  # its repeated layers, in words
-    num_block_matrices: int = 0  # that train
-    classes: tuple[str, ...] = ()
-    has_adapters: bool = False
-    has_own_decoder: bool = False
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What decisions need to know of the training data; None where a stream does not tell."""
-
-    num_rows: int | None = None
-    has_lengths: bool = False
-    padding_share_random: float | None = None
-    distinct_inputs: dict[str, int] = field(default_factory=dict)
-    streaming: bool = False
-
-
-@dataclass(frozen=True)
 class Context:
     """All that a decision may depend on. `args` is read, never written, while decisions are taken."""
 
@@ -118,10 +85,8 @@ class Context:
 
     def wants(self, name: str, kind: Kind) -> bool:
         """Returns whether the user asked for a speed-up by name, or for all that leave learning as it is."""
-        if self.leaves_out(name, kind):
-            return False
         named = self.args.speedups or []
-        return name in named or ("all" in named and kind != "L")
+        return not self.leaves_out(name, kind) and (name in named or ("all" in named and kind != "L"))
 
     def leaves_out(self, name: str, kind: Kind) -> bool:
         """Returns whether the user left a speed-up out, by name or as one of those that change numerics."""
@@ -129,7 +94,7 @@ class Context:
         return name in left_out or (kind == "N" and "numerics" in left_out)
 
     def names(self, name: str) -> bool:
-        """Returns whether the user asked for a speed-up by its name, of those that "all" leaves out."""
+        """Returns whether the user asked for a speed-up by its name, and did not leave it out."""
         return name in (self.args.speedups or []) and name not in (self.args.without or [])
 
     def unasked(self, name: str, how: str) -> Decision:
@@ -149,8 +114,10 @@ class Context:
     @property
     def low_padding(self) -> str | None:
         """Why taking padding away gains nothing, where the data's lengths say so; else None."""
-        share = self.data.padding_share_random
-        return None if share is None or share >= MIN_PADDING else f"random batches are only {share:.1%} padding"
+        fraction = self.data.padding_share_random
+        if fraction is None or fraction >= MIN_PADDING:
+            return None
+        return f"random batches are only {fraction:.1%} padding"
 
     @property
     def replicas(self) -> str | None:
@@ -172,10 +139,10 @@ class Run:
 
     Attributes:
         own_loss: where the user's own loss comes from, which may read all that the model returns; None without one.
-        own_batches: who else may change batches before the model gets them; None where nobody does.
+        own_batches: what else may change batches before the model gets them; None where nothing does.
         padding: tells whether the loss reads what packed encoders leave empty; None where none is packed.
-        undo: what switches everything back, last first; `release`: of it what lets go of settings of the process, which
-            must not outlive the run even if nobody ends it.
+        undo: what switches everything back, last first; `release`: of it what releases settings of the process, which
+            must not outlive the run even if it is never ended.
     """
 
     args: Any
@@ -193,37 +160,29 @@ class Run:
         self.undo.append(action)
 
     def acquire(self, setting: Held[T], value: T) -> Callable[[], None]:
-        """Sets what all runs of the process share, until this one is over; what it returns lets go before that."""
+        """Sets what all runs of the process share, until this one is over; what it returns releases it before that."""
         release = setting.acquire(value)
         self.on_end(release)
         self.release.append(release)
         return release
 
     def release_with(self, trainer: Any) -> None:
-        """Lets go of settings of the process when a trainer that nobody ended goes."""
+        """Releases settings of the process when a trainer that was not ended goes."""
         finalize(trainer, _call_all, self.release).atexit = False
 
     def change_encoders(self, change: Callable[[Any], int]) -> int | None:
-        """Changes the model's encoders in place, and those that an `AffinityModel` loads before the run is over.
-
-        Returns:
-            How many were changed, as `change` says; None where more may come.
-        """
+        """Changes encoders in place, also those that are loaded later; returns how many, None where more may come."""
         if hasattr(self.model, "transform_encoders"):
             self.model.transform_encoders(change)
             self.on_end(partial(self.model.forget_transform, change))
             return None
         return change(self.model)
 
-    def ask_layout(self, **parts: bool) -> None:
-        """Has the collator say in its batches where things stand, unless somebody may move them afterwards.
-
-        Args:
-            parts: attributes of `LayoutMaker`; each is false again when the run is over.
-        """
+    def ask_layout(self, **asked: bool) -> None:
+        """Has the collator say where things stand (attributes of `LayoutMaker`), unless they may be moved later."""
         if self.own_batches is None:
-            self.on_end(partial(change_layout, self.collator, **dict.fromkeys(parts, False)))
-            change_layout(self.collator, **parts)
+            self.on_end(partial(change_layout, self.collator, **dict.fromkeys(asked, False)))
+            change_layout(self.collator, **asked)
 
     def restore(self) -> None:
         """Switches back everything that was switched for this run, last first."""
@@ -265,7 +224,7 @@ class Speedup:
         compared: its settings that a continued run must have too, () for its status alone; None where it changes the
             rows of no step and no number beyond rounding, or acts through arguments or the model, which are compared.
         costs: fields of `Costs` that it sets where it is applied.
-        part: what it makes smaller where it saves memory, one of `memory.report.PARTS`.
+        group: what it makes smaller where it saves memory, one of `memory.report.GROUPS`.
     """
 
     NAME: str
@@ -273,7 +232,7 @@ class Speedup:
     predicts: bool = False
     compared: tuple[str, ...] | None = None
     costs: Settings = {}
-    part: str = ""
+    group: str = ""
 
     def wanted(self, context: Context) -> bool:
         """Returns whether the user asked for it, by name or as one of all that leave learning as it is."""
@@ -285,12 +244,16 @@ class Speedup:
 
     def decide(self, context: Context) -> Decision:
         """Returns applied, skipped, refused or off, from facts alone; changes nothing."""
+        return self.decide_wanted(context) if self.wanted(context) else off()
+
+    def decide_wanted(self, context: Context) -> Decision:
+        """Decides where the user asked for it, for speed-ups that need no flag of their own."""
         raise NotImplementedError
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Carries an applied decision out; returns it with evidence, or as skipped where a measurement forbids it.
 
-        As it stands, changes nothing: a part of `hf_ext/training` does what was decided.
+        As it stands, changes nothing: a component of `hf_ext/training` does what was decided.
         """
         return decision
 
@@ -313,10 +276,10 @@ class Speedup:
         """Returns how to ask for it, and the costs that it sets, where it saves memory."""
         if not self.saves_memory(memory, config):
             return None
-        return Switch(f"--speedups all {self.NAME}", self.part, self.costs, NUMERICS if self.KIND == "N" else "")
+        return Switch(f"--speedups all {self.NAME}", self.group, self.costs, NUMERICS if self.KIND == "N" else "")
 
 
-# Why nothing was changed: a subclass, or somebody who put another on the instance.
+# Why nothing was changed: a subclass, or a user who put another on the instance.
 OTHER_FORWARD = "the forward of such modules here is not that of transformers"
 
 
@@ -331,5 +294,5 @@ def recomputes(args: Any) -> bool:
 
 
 def are_weights_split(args: Any) -> bool:
-    """Returns whether FSDP or DeepSpeed has processes hold parts of what is trained."""
+    """Returns whether FSDP or DeepSpeed has processes hold fractions of what is trained."""
     return bool(args.fsdp) or args.deepspeed_plugin is not None or splits_weights(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .base import Context, Costs, Decision, Kind, Settings, Speedup, applied, off, refused
+from .base import Context, Costs, Decision, Settings, Speedup, applied, off, refused
 from .trainer_fields import SetsFields
 
 MIN_STEPS_PER_EPOCH = 64
@@ -26,7 +26,7 @@ class BatchSize(SetsFields):
     """
 
     NAME = "batch_size"
-    KIND: Kind = "L"
+    KIND = "L"
 
     def decide(self, context: Context) -> Decision:
         """Works out batch and accumulation; refuses sizes that do not divide."""
@@ -72,7 +72,7 @@ def nearest_multiples(value: int, unit: int) -> str:
 
 def _accumulate(context: Context, effective: int) -> Decision:
     args = context.args
-    asked = f"--effective_batch_size {context.args.effective_batch_size}"
+    asked = f"--effective_batch_size {effective}"
     if args.accelerator_config.split_batches and context.world_size > 1:
         return refused(f"{asked}: Accelerate's split_batches divides batches among processes already; leave it out")
     devices = context.world_size * max(1, args.n_gpu)
@@ -123,7 +123,7 @@ class TokenBudget(Speedup):
     """
 
     NAME = "token_budget"
-    KIND: Kind = "L"
+    KIND = "L"
     compared = ("max_tokens", "max_batch_size")
 
     def decide(self, context: Context) -> Decision:
@@ -132,9 +132,8 @@ class TokenBudget(Speedup):
         if self.left_out(context):
             return off()
         if args.max_tokens_per_batch is None:
-            if self.NAME not in (args.speedups or []):
-                return off()
-            return refused("it needs a budget: give --max_tokens_per_batch")
+            needs = "it needs a budget: give --max_tokens_per_batch"
+            return refused(needs) if context.names(self.NAME) else off()
         problem = _contradiction(context) or _missing_lengths(context)
         if problem:
             return refused(f"--max_tokens_per_batch {args.max_tokens_per_batch}: {problem}")

@@ -11,9 +11,9 @@ from torch import nn
 from ..data import change_layout
 from ..models import find_blocks, find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
-from .base import Context, Decision, Kind, Run, Speedup, applied, cannot, off, recomputes, skipped
-from .parity import one_line
-from .sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
+from .base import Context, Decision, Run, Speedup, applied, cannot, recomputes, skipped
+from .evidence.parity import one_line
+from .evidence.sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
 TRITON = (7, 0)  # compute capability that its kernels need
 
@@ -41,14 +41,12 @@ class Compile(Speedup):
     """
 
     NAME = "compile"
-    KIND: Kind = "N"
+    KIND = "N"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
-        if not self.wanted(context):
-            return off()
         problem = _problem(context)
-        named = self.NAME in (context.args.speedups or [])
+        named = context.names(self.NAME)
         if problem:
             return cannot(problem, named)
         if context.hardware.kind == "cpu" and not named:
@@ -69,7 +67,9 @@ class Compile(Speedup):
             _train_once(run, samples)
         except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
             uncompile_blocks(run.model)
-            _pack_without_filling(run)
+            change_layout(run.collator, round_up=False)  # rows are filled up for compiled blocks only
+            for encoder in filter(is_packed, find_encoders(run.model)):
+                pack_encoders(encoder)
             return skipped(f"compilation failed: {one_line(error)}")
         run.on_end(partial(uncompile_blocks, run.model))
         return decision.with_evidence(blocks=blocks)
@@ -142,11 +142,3 @@ def _train_once(run: Run, samples: list[Sample]) -> None:
                     states.sum().backward()
     finally:
         run.model.zero_grad(set_to_none=True)
-
-
-def _pack_without_filling(run: Run) -> None:
-    """Packs without filling rows up, which is for compiled blocks only."""
-    change_layout(run.collator, round_up=False)
-    for encoder in find_encoders(run.model):
-        if is_packed(encoder):
-            pack_encoders(encoder)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ..data import read_columns
@@ -16,7 +17,6 @@ from .base import (
     Context,
     Costs,
     Decision,
-    Kind,
     Run,
     Settings,
     Speedup,
@@ -64,7 +64,7 @@ class EncoderPrecision(Speedup):
     """
 
     NAME = "encoder_precision"
-    KIND: Kind = "N"
+    KIND = "N"
     compared = ("dtype", "mode")
 
     def decide(self, context: Context) -> Decision:
@@ -75,16 +75,16 @@ class EncoderPrecision(Speedup):
             return off()
         if not context.model.frozen_inputs:
             return refused(ADAPTERS) if bits else skipped("no frozen encoder")
+        best = best_precision(context.hardware)
         if bits is not None:
-            best = best_precision(context.hardware)
             says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false
             return _decide_bits(context, bits, best if is_wanted and not says_no else "fp32")
         if context.data.num_rows is None:
             return skipped("no training rows at hand to measure the rounding on")
-        best = best_precision(context.hardware)
         if best == "fp32":
             return skipped(no_half(context.hardware))
-        return applied(f"{best} {_mode(context.hardware)} on {context.hardware.name}", _settings(context, best))
+        settings = _settings(context.hardware, best)
+        return applied(f"{best} {settings['mode']} on {context.hardware.name}", settings)
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Switches the encoders over if the probe allows it; otherwise leaves them in float32 and says so.
@@ -98,7 +98,7 @@ class EncoderPrecision(Speedup):
         bits = decision.settings.get("bits")
         if run.model.config.save_full and bits:
             reason = "--save_full, which saves the weights in float32: leave out one of the two"
-            return replace(decision, status="refused", reason=f"--load_in_{bits}bit and {reason}")
+            return refused(f"--load_in_{bits}bit and {reason}")
         if run.model.config.save_full and mode == "weights":  # weights that are saved with the model stay in float32
             mode = "autocast"
             reason = f"{dtype} autocast: --save_full keeps the weights in float32"
@@ -107,7 +107,7 @@ class EncoderPrecision(Speedup):
         samples = {name: _sample(run, name) for name in run.model.frozen_inputs}
         reference = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
         set_encoder_dtype(run.model, dtype, mode, bits)
-        rounded = {name: _encode(run.model, name, samples[name]) for name in samples}
+        rounded = {name: _encode(run.model, name, sample) for name, sample in samples.items()}
         noise = {name: relative_noise(rounded[name], reference[name]) for name in samples}
         cosines = {name: cosine_similarity(rounded[name], reference[name]).min().item() for name in samples}
         evidence: dict[str, Any] = {"noise_share": _shown(noise, 4), "lowest_cosine": _shown(cosines, 6)}
@@ -122,7 +122,7 @@ class EncoderPrecision(Speedup):
         set_encoder_dtype(run.model, "fp32", mode)
         if bits:
             reason = f"{_explain(beyond, f'{bits} bit', bound)}: leave out --load_in_{bits}bit"
-            return replace(decision, status="refused", reason=reason).with_evidence(**evidence)
+            return refused(reason).with_evidence(**evidence)
         return skipped(_explain(beyond, dtype, bound), evidence)
 
     def count(self, costs: Costs, settings: Settings) -> Costs:
@@ -143,21 +143,19 @@ def _decide_bits(context: Context, bits: int, best: str) -> Decision:
         return refused(f"{flag}: FSDP and ZeRO split weights, for which there are no codes: leave it out, or use DDP")
     if context.replicas:
         return refused(context.replicas)
-    return applied(f"linear layers in {bits} bits", {**_settings(context, best), "bits": bits})
+    return applied(f"linear layers in {bits} bits", {**_settings(context.hardware, best), "bits": bits})
 
 
-def _mode(hardware: Hardware) -> str:
-    return "autocast" if hardware.kind == "cpu" else "weights"
-
-
-def _settings(context: Context, dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype, "mode": _mode(context.hardware), "max_noise": MAX_NOISE}
+def _settings(hardware: Hardware, dtype: str) -> dict[str, Any]:
+    mode = "autocast" if hardware.kind == "cpu" else "weights"
+    return {"dtype": dtype, "mode": mode, "max_noise": MAX_NOISE}
 
 
 def halve_encoders(run: Run, hardware: Hardware) -> None:
     """Puts the frozen encoders of `run.model` in half precision, where it has one and the probe allows it."""
-    if (best := best_precision(hardware)) != "fp32":
-        EncoderPrecision().apply(applied(best, {"dtype": best, "mode": _mode(hardware), "max_noise": MAX_NOISE}), run)
+    best = best_precision(hardware)
+    if best != "fp32":
+        EncoderPrecision().apply(applied(best, _settings(hardware, best)), run)
 
 
 def _shown(values: dict[str, float], digits: int) -> dict[str, float | str]:
@@ -168,7 +166,7 @@ def _explain(beyond: dict[str, float], dtype: str, bound: float) -> str:
     overflown = [name for name, value in beyond.items() if not math.isfinite(value)]
     if overflown:
         return f"in {dtype} '{overflown[0]}' has embeddings that are NaN or infinite"
-    worst = max(beyond, key=lambda name: beyond[name])
+    worst = max(beyond, key=beyond.__getitem__)
     return f"{dtype} noise on '{worst}' is {beyond[worst]:.0%} of the spread between sequences (bound {bound:.0%})"
 
 
@@ -178,7 +176,7 @@ def set_encoder_dtype(model: Any, dtype: str, mode: str, bits: int | None = None
     Reloads them where they are stored otherwise than before.
     """
     config = model.config
-    stored = (model.config.encoder_dtype, model.config.encoder_bits)
+    stored = (config.encoder_dtype, config.encoder_bits)
     if mode == "autocast":
         config.encoder_autocast = _DTYPES.get(dtype)
     else:
@@ -188,7 +186,7 @@ def set_encoder_dtype(model: Any, dtype: str, mode: str, bits: int | None = None
         model.release_encoders()
 
 
-def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
+def relative_noise(candidate: Tensor, reference: Tensor) -> float:
     """Computes the mean distance of centred candidate and reference, over the reference's from its centre.
 
     Args:
@@ -201,7 +199,7 @@ def relative_noise(candidate: torch.Tensor, reference: torch.Tensor) -> float:
     return (difference.norm(dim=1).mean() / centred.norm(dim=1).mean().clamp(min=1e-12)).item()
 
 
-def _sample(run: Run, name: str) -> list[dict[str, torch.Tensor]]:
+def _sample(run: Run, name: str) -> list[dict[str, Tensor]]:
     """Samples model inputs of up to 32 distinct training sequences, spread over the set, one sequence each."""
     rows = read_columns(run.train_dataset, run.collator.columns[name])
     distinct = [parts for parts in dict.fromkeys(rows) if any(parts)]  # an input that a row lacks is not encoded
@@ -210,6 +208,6 @@ def _sample(run: Run, name: str) -> list[dict[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def _encode(model: Any, name: str, sample: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def _encode(model: Any, name: str, sample: list[dict[str, Tensor]]) -> Tensor:
     batches = ({key: value.to(model.device) for key, value in batch.items()} for batch in sample)
     return torch.cat([model.encode(name, batch).cpu() for batch in batches])

@@ -14,7 +14,7 @@ from ..checkpoints import keep_source_digests
 from ..errors import PlanRefused
 from ..memory import MemoryModel, TrainConfig, optimizer_bytes, trained
 from ..models import FAMILIES, LoraSettings, find_base_layers, has_adapters, narrow, wrap_with_lora
-from .base import Context, Decision, Kind, Run, Speedup, applied, are_weights_split, off, refused, skipped
+from .base import Context, Decision, Run, Speedup, applied, are_weights_split, refused, skipped
 from .precision import Precision
 
 FROZEN = "every tower is frozen, so there is nothing for --use_peft to adapt: give --tower_training lora"
@@ -35,7 +35,7 @@ class Lora(Speedup):
 
     Class L: the update of each weight has a rank of at most r, so the model learns something else than full
     fine-tuning; it happens only with `--use_peft`. Effect: AdamW keeps two numbers per trainable parameter, a small
-    share of all, and a checkpoint holds adapters and heads only. It saves no activations by itself: adapters on all
+    fraction of all, and a checkpoint holds adapters and heads only. It saves no activations by itself: adapters on all
     linear layers keep as much as full fine-tuning does, `--lora_dropout` above 0 keeps a copy of each input, fewer
     `--lora_target_modules` keep less; what a step takes says `hf-ext doctor`. Models with towers (`AffinityModel`)
     bring their adapters; others are wrapped in a `peft.PeftModel`. Source: see `hf_ext/models/lora.py`.
@@ -43,7 +43,7 @@ class Lora(Speedup):
     """
 
     NAME = "lora"
-    KIND: Kind = "L"
+    KIND = "L"
 
     def decide(self, context: Context) -> Decision:
         """Applies with `--use_peft`: to layers that are named, known of the family, or else all that repeat."""
@@ -108,12 +108,10 @@ class HalfBase(Speedup):
 
     NAME = "lora_base"
     costs = {"has_half_base": True}
-    part = "base"
+    group = "base"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to LoRA where training runs under autocast and the model is whole on each device."""
-        if not self.wanted(context):
-            return off()
         args = context.args
         trains_in = Precision().decide(context)
         if not (args.use_peft or context.model.has_adapters):

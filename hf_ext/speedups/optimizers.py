@@ -8,7 +8,7 @@ from accelerate.utils import parse_flag_from_env
 
 from ..memory import MemoryModel, TrainConfig
 from ..processes import fsdp_version
-from .base import ADAMW, Context, Decision, Kind, Speedup, applied, off, optimizer_name, refused
+from .base import ADAMW, Context, Decision, Speedup, applied, off, optimizer_name, refused
 
 
 class Muon(Speedup):
@@ -32,7 +32,7 @@ class Muon(Speedup):
     """
 
     NAME = "muon"
-    KIND: Kind = "L"
+    KIND = "L"
     compared = ()
     costs = {"is_muon": True}
 
@@ -103,7 +103,7 @@ class CpuOffload(Speedup):
 
     NAME = "cpu_offload"
     costs = {"on_host": True}
-    part = "states"
+    group = "states"
 
     def decide(self, context: Context) -> Decision:
         """Decides: ours on request; FSDP2's is reported where the launcher asked for it.

@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from ..errors import PlanRefused
-from ..models import PaddingWatch, pack_encoders, unpack_encoders
-from . import parity
-from .attention import FAMILIES, PACKED, Attention
-from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, off, skipped
+from ..models import PACKED_FAMILIES, PaddingWatch, pack_encoders, unpack_encoders
+from .attention import PACKED, Attention
+from .base import OTHER_FORWARD, Context, Decision, Run, Settings, Speedup, applied, cannot, skipped
 from .compile import Compile
+from .evidence import parity
 
 
 class Packing(Speedup):
@@ -35,16 +35,14 @@ class Packing(Speedup):
     NAME = "packing"
     costs = {"pads": False}
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where batches have padding and the chosen attention takes unpadded sequences."""
-        if not self.wanted(context):
-            return off()
-        named = self.NAME in (context.args.speedups or [])
+        named = context.names(self.NAME)
         if context.replicas:
             return cannot(context.replicas, named)
-        packed = sorted(set(FAMILIES) & set(context.model.families))
+        packed = sorted(set(PACKED_FAMILIES) & set(context.model.families))
         if not packed:
-            return cannot(f"known for encoders of type {', '.join(FAMILIES)}; the model has none", named)
+            return cannot(f"known for encoders of type {', '.join(PACKED_FAMILIES)}; the model has none", named)
         if context.low_padding:
             return skipped(context.low_padding)
         kernel = Attention().decide(context).settings.get("kernel")

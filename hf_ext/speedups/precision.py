@@ -17,7 +17,7 @@ import torch
 from ..hardware import Hardware, is_amd_cpu
 from ..memory import MemoryModel, TrainConfig
 from ..models import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
-from .base import Context, Costs, Decision, Kind, Run, Settings, Speedup, applied, off, refused, skipped
+from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, off, refused, skipped
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
 _SIZE = 512
@@ -36,14 +36,12 @@ class CpuMatmul(Speedup):
     """
 
     NAME = "cpu_matmul"
-    KIND: Kind = "N"
+    KIND = "N"
     predicts = True
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to CPUs of AMD with a torch that has oneDNN."""
         hardware = context.hardware
-        if not self.wanted(context):
-            return off()
         if hardware.kind != "cpu":
             return skipped(f"{hardware.name} is not a CPU")
         if not torch.backends.mkldnn.is_available():
@@ -61,7 +59,7 @@ class CpuMatmul(Speedup):
         error = ((left @ right - exact).abs().max() / exact.abs().max()).item()
         if error > MAX_ERROR:
             release()
-            decision = replace(decision, status="skipped", reason=f"would round to bf16 (error {error:.1g})")
+            decision = skipped(f"would round to bf16 (error {error:.1g})")
         return decision.with_evidence(relative_error=float(f"{error:.2g}"))
 
 
@@ -74,7 +72,7 @@ class Tf32(Speedup):
     """
 
     NAME = "tf32"
-    KIND: Kind = "N"
+    KIND = "N"
     predicts = True
     costs = {"float32": "tf32"}
 
@@ -111,9 +109,9 @@ class Precision(Speedup):
     """
 
     NAME = "precision"
-    KIND: Kind = "N"
+    KIND = "N"
     costs = {"half": True}
-    part = "precision"
+    group = "precision"
 
     def decide(self, context: Context) -> Decision:
         """Meets or refuses an explicit `--bf16`, `--fp16` or launcher setting.
@@ -204,12 +202,10 @@ class CpuThreads(Speedup):
     """
 
     NAME = "cpu_threads"
-    KIND: Kind = "N"
+    KIND = "N"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where one process has several cores, and the user has not said how many threads."""
-        if not self.wanted(context):
-            return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
         if context.world_size > 1:
@@ -255,10 +251,8 @@ class CpuMemory(Speedup):
     predicts = True
     costs = {"kept_bytes": KEPT_BYTES}
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on for CPUs with glibc, unless the user has set its thresholds."""
-        if not self.wanted(context):
-            return off()
         if context.hardware.kind != "cpu":
             return skipped(f"{context.hardware.name} is not a CPU")
         if platform.libc_ver()[0] != "glibc":

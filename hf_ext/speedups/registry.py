@@ -10,8 +10,7 @@ from .base import Speedup
 from .batch_size import BatchSize, TokenBudget
 from .compile import Compile
 from .encoder_precision import EncoderPrecision
-from .fused_layers import FusedGelu, MaskedLMHead
-from .fused_qkv import FusedQkv
+from .fused_layers import FusedGelu, FusedQkv, MaskedLMHead
 from .lora import HalfBase, Lora
 from .optimizers import CpuOffload, Muon
 from .packing import Packing

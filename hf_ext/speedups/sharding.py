@@ -21,6 +21,7 @@ LOADS_IN_ONE = (
     "accelerate cannot hand out these models from one process, since they hold more than parameters: set "
     "fsdp_cpu_ram_efficient_loading: false in the YAML"
 )
+WHOLE = "DDP: every process holds the whole model"
 SPLIT_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")  # others were not tried, or fail
 ENCODES_APART = (
     "--save_full keeps frozen encoders in the model, so that they are split, and the embedding cache calls them by "
@@ -56,7 +57,7 @@ class Sharding(Speedup):
     def decide(self, context: Context) -> Decision:
         """Applies with FSDP2, and with DDP where weights without a gradient must be frozen; FSDP 1 is refused."""
         args = context.args
-        version = fsdp_version(context.args)
+        version = fsdp_version(args)
         if version == 1:
             return refused("FSDP 1 (flat slices) is deprecated: set fsdp_version: 2 (accelerate_configs/fsdp2.yaml)")
         if version == 2:
@@ -65,10 +66,12 @@ class Sharding(Speedup):
             return _decide_zero(args)
         if context.world_size == 1:
             return off("one process")
-        why = _why_all_must_train(args)
-        if why is None:
-            return off("DDP: every process holds the whole model")
-        return applied(f"DDP with {why}", {"is_sharded": False})
+        # DDP fails on a trainable weight without a gradient where Trainer does not let it look for such weights.
+        if args.ddp_find_unused_parameters is False:
+            return applied("DDP with ddp_find_unused_parameters=False", {"is_sharded": False})
+        if recomputes(args):
+            return applied("DDP with activation checkpointing", {"is_sharded": False})
+        return off(WHOLE)
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Freezes what never gets a gradient and names the classes to split by, for accelerate.
@@ -77,27 +80,27 @@ class Sharding(Speedup):
         """
         if run.model is None:  # Trainer says so
             return decision
-        parts = [decision.reason]
+        reasons = [decision.reason]
         settings = dict(decision.settings)
         if settings["is_sharded"]:
             try:
                 settings["classes"] = choose_classes(run.model, settings["classes"])
             except ArgumentError as error:
-                return replace(decision, status="refused", reason=str(error))
+                return refused(str(error))
             if settings["wraps_layers"] and isinstance(run.model, PeftModel):
-                return replace(decision, status="refused", reason=LOSES_ADAPTERS)
+                return refused(LOSES_ADAPTERS)
             if settings["caches"] and settings["has_frozen"] and getattr(run.model.config, "save_full", False):
-                return replace(decision, status="refused", reason=ENCODES_APART)
+                return refused(ENCODES_APART)
             unnamed = "layer by layer, once encoders are loaded" if settings["has_frozen"] else "as one piece"
-            parts.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
+            reasons.append(f"layer by layer ({', '.join(settings['classes'])})" if settings["classes"] else unnamed)
         unused = unused_parameters(run.model)
         for parameter in unused.values():
             parameter.requires_grad_(False)
         if unused:
-            parts.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
+            reasons.append(f"{len(unused)} weights of ESM's contact head are frozen: they never get a gradient")
         elif not settings["is_sharded"] and run.args.deepspeed_plugin is None:
-            return replace(decision, status="off", reason="DDP: every process holds the whole model")
-        return replace(decision, reason="; ".join(parts), settings=settings)
+            return off(WHOLE)
+        return replace(decision, reason="; ".join(reasons), settings=settings)
 
 
 def _decide_fsdp2(context: Context) -> Decision:
@@ -127,26 +130,13 @@ def _decide_zero(args: Any) -> Decision:
     stage = zero_stage(args)
     device = offload_device(args)
     optimizer = optimizer_name(args)
+    reason = f"DeepSpeed ZeRO-{stage}"
     if replaces_optimizer(args) and "optimizer" not in args.deepspeed_plugin.deepspeed_config:
         if optimizer not in ADAMW:  # whose steps DeepSpeed's CPU Adam makes
-            reason = (
+            return refused(
                 f"ZeRO-{stage} with its optimizer on the {device} would step DeepSpeed's CPU Adam, not --optim "
                 f"{optimizer}: use --optim {' or '.join(ADAMW)}, leave offload_optimizer_device out, or set "
                 "zero_force_ds_cpu_optimizer: false in a DeepSpeed JSON, which keeps an optimizer that runs on the CPU"
             )
-            return refused(reason)
-        what = f"DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
-        return applied(f"DeepSpeed ZeRO-{stage}; {what}", {"is_sharded": False})
-    return applied(f"DeepSpeed ZeRO-{stage}", {"is_sharded": False})
-
-
-def _why_all_must_train(args: Any) -> str | None:
-    """Returns why DDP fails on a trainable weight without a gradient.
-
-    None where Trainer lets it look for such weights.
-    """
-    if args.ddp_find_unused_parameters is False:
-        return "ddp_find_unused_parameters=False"
-    if recomputes(args):
-        return "activation checkpointing"
-    return None
+        reason += f"; DeepSpeed's CPU Adam makes AdamW's steps on the {device}"
+    return applied(reason, {"is_sharded": False})

@@ -1,4 +1,4 @@
-"""Speed-ups that set arguments, or only ask for what a part of `hf_ext/training` then does.
+"""Speed-ups that set arguments, or only ask for what a component of `hf_ext/training` then does.
 
 Trainer's sampler and loaders where they pay; embedding once; steps that do not fit; DDP's gradients.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..models import PACKED_FAMILIES
 from ..processes import fsdp_version
 from .base import Context, Decision, Run, Speedup, applied, off, skipped
-from .packing import FAMILIES, Packing
+from .packing import Packing
 
 MAX_WORKERS = 8
 PREFETCH_FACTOR = 4
@@ -57,7 +58,7 @@ class LengthGrouping(SetsFields):
             return skipped(f"the dataset has no column {column}; rows of one size, as images are, need none")
         if context.low_padding:
             return skipped(context.low_padding)
-        if set(context.model.families) <= set(FAMILIES) and Packing().decide(context).status == "applied":
+        if set(context.model.families) <= set(PACKED_FAMILIES) and Packing().decide(context).status == "applied":
             return skipped("packed batches have no padding: rows stay in random order")
         padding = context.data.padding_share_random
         evidence = {} if padding is None else {"padding_share_random": round(padding, 4)}
@@ -76,10 +77,8 @@ class DataLoading(SetsFields):
     NAME = "data_loading"
     predicts = True
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Leaves alone every field that the user set, and pinning where something switched it off."""
-        if not self.wanted(context):
-            return off()
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
         workers, why = self._num_workers(context, on_gpu)
@@ -118,10 +117,8 @@ class EmbeddingCache(Speedup):
     NAME = "embedding_cache"
     predicts = True
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Applies to the frozen inputs of a model with an `encode` method, on data that can be read twice."""
-        if not self.wanted(context):
-            return off()
         frozen = list(context.model.frozen_inputs)
         if not frozen:
             return skipped("no frozen encoder")
@@ -146,10 +143,8 @@ class Ddp(Speedup):
 
     NAME = "ddp"
 
-    def decide(self, context: Context) -> Decision:
+    def decide_wanted(self, context: Context) -> Decision:
         """Decides: on under DDP."""
-        if not self.wanted(context):
-            return off()
         if context.world_size == 1:
             return off("one process")
         if fsdp_version(context.args) or context.args.deepspeed_plugin is not None:

@@ -91,7 +91,7 @@ SOFT_1, SOFT_2, SOFT_3, SOFT_PLUS_1 = 0.31326169, 0.12692801, 0.04858735, 1.3132
 
 def loss(name, predictions, labels, bounds=None, **kwargs):
     bounds = None if bounds is None else torch.tensor(bounds)
-    return regression_loss(name, torch.tensor(predictions), torch.tensor(labels), bounds, **kwargs).item()
+    return regression_loss(name, torch.tensor(predictions), torch.tensor(labels), bounds, **kwargs).sum().item()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_tobit_pulls_a_prediction_only_where_it_violates_its_bound():
     def gradients(sign):
         predictions = torch.tensor([-3.0, 1.0, -1.0, 3.0], requires_grad=True)
         bounds = sign * torch.tensor([-1, -1, 1, 1])
-        regression_loss("tobit", predictions, torch.zeros(4), bounds, tobit_scale=0.5).backward()
+        regression_loss("tobit", predictions, torch.zeros(4), bounds, tobit_scale=0.5).sum().backward()
         return predictions.grad
 
     below, above, too_low, fine = gradients(1)
@@ -139,9 +139,9 @@ def test_losses_of_the_parts_of_a_batch_add_up_unless_rows_are_compared(name):
     generator = torch.Generator().manual_seed(0)
     predictions, labels = torch.randn(2, 16, generator=generator)
     bounds = torch.randint(-1, 2, (16,), generator=generator)
-    whole = regression_loss(name, predictions, labels, bounds)
+    whole = regression_loss(name, predictions, labels, bounds).sum()
     parts = zip(predictions.split([4, 10, 2]), labels.split([4, 10, 2]), bounds.split([4, 10, 2]))
-    added = sum(regression_loss(name, *part) for part in parts)
+    added = sum(regression_loss(name, *part).sum() for part in parts)
     assert torch.allclose(whole, added, rtol=1e-6, atol=1e-6) is (name != "ranking")
 
 

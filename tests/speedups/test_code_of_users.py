@@ -327,7 +327,9 @@ def test_such_a_run_is_stock_trainers_and_says_why(tmp_path, model, collator):
 
 @pytest.mark.parametrize(("model", "collator"), [(EsmForMaskedLM, labels_on_padding), (Pooling, pooled)])
 def test_training_ends_before_the_step_in_which_it_shows(tmp_path, monkeypatch, model, collator):
-    monkeypatch.setattr("hf_ext.speedups.parity._sample_around", lambda *given: [])  # where no sample could show it
+    monkeypatch.setattr(
+        "hf_ext.speedups.evidence.parity._sample_around", lambda *given: []
+    )  # where no sample could show it
     with pytest.raises(PlanRefused, match=SAID):
         train_pooling(tmp_path, model, collator, **PACKED, gradient_accumulation_steps=3)
 

@@ -26,7 +26,7 @@ class Toy(Speedup):
     predicts = True
     compared = ("strength",)
     costs = {"on_host": True}
-    part = "states"
+    group = "states"
 
     def decide(self, context):
         return applied("marks the model", {"strength": 3, "other": 1}) if self.wanted(context) else off()

@@ -19,8 +19,7 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
 from hf_ext.models import MuonAdamW, block_matrices
-from hf_ext.speedups.fused_layers import label_only
-from hf_ext.speedups.fused_qkv import fuse_qkv
+from hf_ext.speedups.fused_layers import fuse_qkv, label_only
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from ...data import ResidueTokenizer
 from ...errors import ArgumentError
@@ -75,9 +75,7 @@ class PretrainedEncoder(nn.Module):
         """Sets the mode as torch does, but keeps what is frozen in evaluation mode: dropout would add noise."""
         return super().train(mode and self.spec.training != "frozen")
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: Any = None
-    ) -> EncoderStates:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, layout: Any = None) -> EncoderStates:
         """Encodes k antigens: (k, tokens, width). Frozen, it ignores autocast, so that live and cached ones agree."""
         given = {"input_ids": input_ids, "attention_mask": attention_mask}
         if layout is not None:
@@ -96,13 +94,13 @@ class PretrainedEncoder(nn.Module):
 
 def state_encoder(
     encoder: PretrainedEncoder, tokenizer: ResidueTokenizer, device: torch.device | str = "cpu"
-) -> Callable[[Sequence[str]], list[torch.Tensor]]:
+) -> Callable[[Sequence[str]], list[Tensor]]:
     """Returns what makes the states that `fill_store` stores, in float32, on `device`.
 
     It maps n antigens to n tensors, (tokens, width), special tokens included, on the CPU.
     """
 
-    def encode(sequences: Sequence[str]) -> list[torch.Tensor]:
+    def encode(sequences: Sequence[str]) -> list[Tensor]:
         batch = tokenizer(sequences)
         mask = batch["attention_mask"]
         states: Any = encoder(batch["input_ids"].to(device), mask.to(device)).last_hidden_state

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ...data import VarlenLayout
@@ -21,12 +21,12 @@ CHUNK = 32  # tokens that attend to each other directly; earlier ones are seen t
 SMALLEST = 1e-6  # of a weights' sum, so that rows without a token give 0 and not NaN
 
 
-def feature_map(x: torch.Tensor) -> torch.Tensor:
+def feature_map(x: Tensor) -> Tensor:
     """Computes elu(x) + 1, above 0; float32 (float64 stays)."""
     return functional.elu(x if x.dtype == torch.float64 else x.float()) + 1
 
 
-def summarise(keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def summarise(keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Computes all that linear attention keeps of tokens: sum of `phi(k)` with `[v, 1]`.
 
     Args:
@@ -43,15 +43,15 @@ def summarise(keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | Non
         return mapped.transpose(2, 3) @ _with_ones(values, mapped)
 
 
-def attend(queries: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
+def attend(queries: Tensor, summary: Tensor) -> Tensor:
     """Computes each query's mean of the values in a summary, weighted by `phi(q) phi(k)`, of the shape of `query`."""
     with _as_it_is(queries):
         return _divide(feature_map(queries) @ summary, queries)
 
 
 def attend_causally(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, before: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    queries: Tensor, keys: Tensor, values: Tensor, before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Computes each token's mean of the values up to and with its own.
 
     Args:
@@ -68,7 +68,7 @@ def attend_causally(
         num_tokens = queries.shape[2]
         short = -num_tokens % min(CHUNK, num_tokens)
 
-        def chunked(x: torch.Tensor) -> torch.Tensor:  # (rows, heads, chunks, chunk, width)
+        def chunked(x: Tensor) -> Tensor:  # (rows, heads, chunks, chunk, width)
             return functional.pad(x, (0, 0, 0, short)).unflatten(2, (-1, min(CHUNK, num_tokens)))
 
         q = chunked(feature_map(queries))
@@ -83,15 +83,15 @@ def attend_causally(
         return _divide(total.flatten(2, 3)[:, :, :num_tokens], queries), sums[:, :, -1]
 
 
-def _as_it_is(like: torch.Tensor) -> torch.autocast:
+def _as_it_is(like: Tensor) -> torch.autocast:
     return torch.autocast(like.device.type, enabled=False)
 
 
-def _with_ones(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _with_ones(values: Tensor, like: Tensor) -> Tensor:
     return functional.pad(values.to(like.dtype), (0, 1), value=1.0)
 
 
-def _divide(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _divide(total: Tensor, like: Tensor) -> Tensor:
     return (total[..., :-1] / total[..., -1:].clamp(min=SMALLEST)).to(like.dtype)
 
 
@@ -107,15 +107,15 @@ class LinearAttention(nn.Module):
         self.v = nn.Linear(width, width, bias=False)
         self.o = nn.Linear(width, width, bias=False)
 
-    def split(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    def split(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """Maps (rows, tokens, d_model) to (rows, heads, tokens, width), through one of the maps."""
         return linear(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
-    def join(self, x: torch.Tensor) -> torch.Tensor:
+    def join(self, x: Tensor) -> Tensor:
         """Maps back to (rows, tokens, d_model), through the last map."""
         return self.o(x.transpose(1, 2).flatten(2))
 
-    def summarise(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def summarise(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Returns what attention keeps of the tokens `x`: see `summarise`."""
         return summarise(self.split(self.k, x), self.split(self.v, x), mask)
 
@@ -130,7 +130,7 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(config.d_ff, config.d_model, bias=False)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         hidden = self.dropout(functional.relu(self.inner(self.norm(x))))
         return x + self.dropout(self.outer(hidden))
 
@@ -151,7 +151,7 @@ class LightEncoder(nn.Module):
         self.final_norm = nn.RMSNorm(config.d_model)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
         """Encodes k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
@@ -167,12 +167,12 @@ class LightEncoder(nn.Module):
 class LightState(DecoderState):
     """`antigen`: the summary of the encoder's states; `sums`: of the tokens so far, one per application."""
 
-    def __init__(self, antigen: torch.Tensor, num_applications: int):
+    def __init__(self, antigen: Tensor, num_applications: int):
         super().__init__()
         self.antigen = antigen
-        self.sums: list[torch.Tensor | None] = [None] * num_applications
+        self.sums: list[Tensor | None] = [None] * num_applications
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Takes the beams that go on. The antigen's summary stays: beams of a row have one antigen."""
         self.sums = [None if one is None else one.index_select(0, beam_idx) for one in self.sums]
 
@@ -196,12 +196,12 @@ class LightDecoder(nn.Module):
 
     def forward(
         self,
-        embedded: torch.Tensor,
+        embedded: Tensor,
         encoded: EncoderStates,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         past: LightState | None = None,
         use_cache: bool = False,
-    ) -> tuple[torch.Tensor, LightState | None]:
+    ) -> tuple[Tensor, LightState | None]:
         """Returns (rows, tokens, d_model), and the sums after them if `use_cache`; arguments as of `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         state = past or LightState(self.cross_attention.summarise(states, attention_mask), self.num_applications)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from .configuration import GeneratorConfig
 from .parts import DecoderState, EncoderStates
 
-Memory = tuple[torch.Tensor, torch.Tensor]  # hidden states and cells, (layers * 2, k, hidden) each
+Memory = tuple[Tensor, Tensor]  # hidden states and cells, (layers * 2, k, hidden) each
 
 
 class LstmEncoder(nn.Module):
@@ -29,12 +29,16 @@ class LstmEncoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         layers = config.num_encoder_layers
         self.lstm = nn.LSTM(
-            **{"input_size": config.d_model, "hidden_size": config.hidden_size, "num_layers": layers},
-            **{"bidirectional": True, "batch_first": True, "dropout": config.dropout if layers > 1 else 0.0},
+            config.d_model,
+            config.hidden_size,
+            layers,
+            bidirectional=True,
+            batch_first=True,
+            dropout=config.dropout if layers > 1 else 0.0,
         )
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
         """Encodes k antigens, (k, tokens, 2 * hidden), zero where padding is, with `memory` and `mean`.
 
@@ -53,12 +57,12 @@ class LstmEncoder(nn.Module):
         mean = states.sum(1) / lengths.to(states.device, states.dtype)[:, None]
         return EncoderStates(last_hidden_state=states, memory=torch.stack(by_row, dim=-1), mean=mean)
 
-    def _run_packed(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+    def _run_packed(self, embedded: Tensor, lengths: Tensor) -> tuple[Tensor, Memory]:
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
         output, last = self.lstm(packed)
         return pad_packed_sequence(output, batch_first=True, total_length=embedded.shape[1])[0], last
 
-    def _run_in_stretches(self, embedded: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, Memory]:
+    def _run_in_stretches(self, embedded: Tensor, lengths: Tensor) -> tuple[Tensor, Memory]:
         """Runs all antigens side by side from one length at which some end to the next: no step is on padding.
 
         On a CPU the backward pass of a packed LSTM does not use oneDNN and is slower by far (torch 2.13). To run each
@@ -85,7 +89,7 @@ class LstmEncoder(nn.Module):
         cell = torch.cat([way[1] for way in last])
         return x[place], (hidden[:, place], cell[:, place])
 
-    def _run_one_way(self, x: torch.Tensor, stretches: list[tuple[int, int, int]], name: str) -> tuple[Any, Memory]:
+    def _run_one_way(self, x: Tensor, stretches: list[tuple[int, int, int]], name: str) -> tuple[Any, Memory]:
         """Runs one layer, one direction, over rows of descending length; `name` is how torch ends those weights' names.
 
         Args:
@@ -113,13 +117,13 @@ class LstmEncoder(nn.Module):
 class LstmState(DecoderState):
     """`hidden`, `cell`: (layers, rows, hidden). `keys`: (rows, antigen tokens, hidden) where the decoder attends."""
 
-    def __init__(self, hidden: torch.Tensor, cell: torch.Tensor, keys: torch.Tensor | None):
+    def __init__(self, hidden: Tensor, cell: Tensor, keys: Tensor | None):
         super().__init__()
         self.hidden = hidden
         self.cell = cell
         self.keys = keys
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Takes the beams that go on. `keys` stay: beams of a row have one antigen."""
         self.hidden = self.hidden.index_select(1, beam_idx)
         self.cell = self.cell.index_select(1, beam_idx)
@@ -143,20 +147,19 @@ class LstmDecoder(nn.Module):
         self.cell_bridge = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
         self.dropout = nn.Dropout(config.dropout)
         self.lstm = nn.LSTM(
-            **{"input_size": config.d_model, "hidden_size": width, "num_layers": layers, "batch_first": True},
-            dropout=config.dropout if layers > 1 else 0.0,
+            config.d_model, width, layers, batch_first=True, dropout=config.dropout if layers > 1 else 0.0
         )
         self.keys = nn.Linear(2 * width, width, bias=False) if config.attend else None
         self.combine = nn.Linear(2 * width, width) if config.attend else None
 
     def forward(
         self,
-        embedded: torch.Tensor,
+        embedded: Tensor,
         encoded: EncoderStates,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         past: LstmState | None = None,
         use_cache: bool = False,
-    ) -> tuple[torch.Tensor, LstmState | None]:
+    ) -> tuple[Tensor, LstmState | None]:
         """Returns (rows, tokens, hidden), and the state after them if `use_cache`.
 
         Args:

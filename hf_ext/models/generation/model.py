@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
@@ -146,7 +146,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.shared
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Returns what the decoder reads to write `labels`, (rows, tokens): `<bos>`, then all but the last."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
         ids = torch.cat([start, labels[:, :-1]], dim=1)
@@ -154,8 +154,8 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 
     def encode(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
         layout: VarlenLayout | None = None,
     ) -> EncoderStates:
@@ -167,7 +167,7 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
         if isinstance(encoder_outputs, EncoderStates):
             return encoder_outputs
         if encoder_outputs is not None:
-            is_tensor = isinstance(encoder_outputs, torch.Tensor)
+            is_tensor = isinstance(encoder_outputs, Tensor)
             return EncoderStates(last_hidden_state=encoder_outputs if is_tensor else encoder_outputs[0])
         if input_ids is None:
             raise ArgumentError("No antigen: give input_ids, or its states as encoder_outputs.")
@@ -175,16 +175,16 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
         encoder_outputs: object = None,
-        antigen_index: torch.Tensor | None = None,
-        affinity: torch.Tensor | None = None,
+        antigen_index: Tensor | None = None,
+        affinity: Tensor | None = None,
         cache: Any = None,
         use_cache: bool | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         layout: VarlenLayout | None = None,
         return_dict: bool | None = None,
     ) -> Any:
@@ -239,12 +239,12 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def generate(
         self,
-        inputs: torch.Tensor | None = None,
+        inputs: Tensor | None = None,
         *args: Any,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         encoder_outputs: object = None,
-        antigen_index: torch.Tensor | None = None,
+        antigen_index: Tensor | None = None,
         layout: VarlenLayout | None = None,
         **kwargs: object,
     ) -> Any:
@@ -267,8 +267,8 @@ class AntibodyGenerator(PreTrainedModel, GenerationMixin):
 
 
 def _of_rows(
-    encoded: EncoderStates, mask: torch.Tensor | None, index: torch.Tensor | None, num_rows: int
-) -> tuple[EncoderStates, torch.Tensor | None]:
+    encoded: EncoderStates, mask: Tensor | None, index: Tensor | None, num_rows: int
+) -> tuple[EncoderStates, Tensor | None]:
     """Returns states and masks by row, from those of k antigens; `ArgumentError` where no index says which is whose."""
     if index is not None:
         encoded = EncoderStates(**{name: value.index_select(0, index) for name, value in encoded.items()})

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils import ModelOutput
 
 LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
 
 
-def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
+def sinusoids(positions: Tensor, width: int) -> Tensor:
     """Returns (..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
     steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
     angles = positions[..., None].float() * torch.exp(-math.log(LONGEST_WAVE) * steps)
@@ -38,7 +38,7 @@ class AffinityEmbedding(nn.Module):
         self.output = nn.Linear(width, width)
         self.unknown = nn.Embedding(1, width)
 
-    def forward(self, affinity: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+    def forward(self, affinity: Tensor | None, num_rows: int) -> Tensor:
         """Returns (rows, width), for `affinity` (rows,), float, NaN where unknown; None: unknown in all rows.
 
         Both embeddings are always computed, so that a batch of unknowns leaves no weight without a gradient.
@@ -63,9 +63,9 @@ class EncoderStates(ModelOutput):
     after the last token; `mean`: (k, 2 * hidden), of the states of all tokens.
     """
 
-    last_hidden_state: torch.Tensor | None = None
-    memory: torch.Tensor | None = None
-    mean: torch.Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    memory: Tensor | None = None
+    mean: Tensor | None = None
 
 
 class DecoderState:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import T5Config
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
@@ -54,7 +54,7 @@ class TransformerEncoder(nn.Module):
         self.stack = make_stack(config, is_decoder=False)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, layout: VarlenLayout | None = None
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, layout: VarlenLayout | None = None
     ) -> EncoderStates:
         """Encodes k antigens: (k, tokens, d_model)."""
         given = {} if layout is None else {"layout": layout}  # a packed T5 reads it, a plain one passes it by
@@ -80,12 +80,12 @@ class TransformerDecoder(nn.Module):
 
     def forward(
         self,
-        embedded: torch.Tensor,
+        embedded: Tensor,
         encoded: EncoderStates,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         past: Any = None,
         use_cache: bool = False,
-    ) -> tuple[torch.Tensor, Any]:
+    ) -> tuple[Tensor, Any]:
         """Returns (rows, tokens, d_model), and keys and values if `use_cache`; arguments as of `LstmDecoder`."""
         states: Any = encoded.last_hidden_state
         if use_cache and past is None:

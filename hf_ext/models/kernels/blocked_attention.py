@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop, sdpa_flop_count
 
 from ...data import VarlenLayout
 from .process_settings import read_matmul_precision
@@ -187,23 +187,13 @@ def flop_counter() -> FlopCounterMode:
     """
     aten = torch.ops.aten
     formulas: dict[Any, Any] = {
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-        torch.ops.hf_ext.blocked_attention: _blocked,  # its backward pass is made of products that are seen
+        aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+        torch.ops.hf_ext.blocked_attention: _blocked_flop,  # its backward pass is made of products that are seen
     }
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
-def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _attention_backward(
-    grad: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object
-) -> int:
-    return sdpa_backward_flop_count(grad, query, key, value)
-
-
-def _blocked(query: torch.Size, key: torch.Size, value: torch.Size, *others: object, **settings: object) -> int:
-    """Counts FLOPs for (sequences * heads, tokens, head size)."""
-    return sdpa_flop_count(*((shape[0], 1, *shape[1:]) for shape in (query, key, value)))
+def _blocked_flop(*shapes: Any, **settings: object) -> int:
+    """Counts FLOPs for query, key and value of (sequences * heads, tokens, head size)."""
+    return sdpa_flop_count(*((shape[0], 1, *shape[1:]) for shape in shapes[:3]))

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions, BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.esm import modeling_esm
 from transformers.models.esm.modeling_esm import EsmEncoder, EsmSelfAttention
@@ -157,7 +157,7 @@ class _FlashBridge:
 
     position_embeddings: Any = None
 
-    def forward(self: Any, hidden_states: torch.Tensor, position_embeddings: Any = None, **inputs: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor, position_embeddings: Any = None, **inputs: Any) -> Any:
         """Calls faesm; it asks for rotation through `self.rotary_embeddings`, so the tables wait on the module."""
         if inputs.get("output_attentions") or inputs.get("cu_seq_lens_q") is not None:
             raise ArgumentError(
@@ -170,7 +170,7 @@ class _FlashBridge:
         del self.position_embeddings
         return context, None
 
-    def rotary_embeddings(self, qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
+    def rotary_embeddings(self, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         """Applies faesm's rotary kernel to (all tokens, 3, heads, head), in place, with the model's own tables.
 
         Row i of the tables belongs to token i, so for this kernel all tokens are one sequence: a mask with holes, left

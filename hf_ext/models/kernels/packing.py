@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -43,9 +43,9 @@ class PaddingWatch:
     """
 
     def __init__(self) -> None:
-        self._found: torch.Tensor | None = None
+        self._found: Tensor | None = None
 
-    def unpack(self, packed: torch.Tensor, segments: VarlenLayout) -> torch.Tensor:
+    def unpack(self, packed: Tensor, segments: VarlenLayout) -> Tensor:
         """Unpacks as `segments` does, the last states of an encoder, whose gradient will be looked at.
 
         Where it is, padding is not zero.
@@ -60,7 +60,7 @@ class PaddingWatch:
         flat.register_hook(partial(self._note, segments.indices))
         return flat.unflatten(0, segments.shape)
 
-    def _note(self, tokens: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _note(self, tokens: Tensor, gradient: Tensor) -> None:
         """Records whether the gradient of states (n * width, features) is zero at padding, all but `tokens`."""
         largest = gradient.detach().abs().amax(-1)
         read = largest.index_fill(0, tokens, 0).max() > LEAST * largest.max()
@@ -70,71 +70,77 @@ class PaddingWatch:
         """Forgets what was recorded."""
         self._found = None
 
-    def is_unread(self, device: torch.device) -> torch.Tensor:
+    def is_unread(self, device: torch.device) -> Tensor:
         """Tells whether no padding was read: a scalar, bool, on `device`."""
         if self._found is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return ~self._found.to(device)
 
 
-# From an encoder, the layout, padded (n, width) token ids and their mask, and what its layers and embeddings are given:
-# the last states, packed.
-Mask = torch.Tensor | None
-Embeds = dict[str, Any]
-PackedPass = Callable[[Any, VarlenLayout, torch.Tensor, Mask, Embeds, Any], torch.Tensor]
-PutOut = Callable[[Any, torch.Tensor], Any]  # from an encoder and its last states, padded
+class Batch(NamedTuple):
+    """What an encoder is given.
+
+    Attributes:
+        segments: where each sequence stands in the packed row.
+        ids, mask: (n, width), padded.
+        embeds, layers: what embeddings and layers are given beside them.
+    """
+
+    segments: VarlenLayout
+    ids: Tensor
+    mask: Tensor | None
+    embeds: dict[str, Any]
+    layers: dict[str, Any]
 
 
-def run_esm(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+PackedPass = Callable[[Any, Batch], Tensor]  # from an encoder and its batch: the last states, packed
+PutOut = Callable[[Any, Tensor], Any]  # from an encoder and its last states, padded
+
+
+def run_esm(encoder: Any, batch: Batch) -> Tensor:
     """Runs ESM-2 and ESM-1b: embeddings of the padded rows, since token dropout counts the tokens of each."""
-    hidden = segments.pack(encoder.embeddings(input_ids=ids, attention_mask=mask, **embeds))
+    embedded = encoder.embeddings(input_ids=batch.ids, attention_mask=batch.mask, **batch.embeds)
+    hidden = batch.segments.pack(embedded)
     rotary = None
     if encoder.position_embedding_type == "rotary":
-        rotary = encoder.rotary_embeddings(hidden, segments.columns)
-    return encoder.encoder(hidden, position_embeddings=rotary, **layers).last_hidden_state
+        rotary = encoder.rotary_embeddings(hidden, batch.segments.columns)
+    return encoder.encoder(hidden, position_embeddings=rotary, **batch.layers).last_hidden_state
 
 
-def run_esmc(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_esmc(encoder: Any, batch: Batch) -> Tensor:
     """Runs ESM C."""
-    hidden = segments.pack(encoder.embed_tokens(ids))
-    rotary = encoder.rotary_emb(hidden, segments.columns)
+    hidden = batch.segments.pack(encoder.embed_tokens(batch.ids))
+    rotary = encoder.rotary_emb(hidden, batch.segments.columns)
     for layer in encoder.layers:
-        hidden = layer(hidden, None, position_embeddings=rotary, **layers)
+        hidden = layer(hidden, None, position_embeddings=rotary, **batch.layers)
     return encoder.norm(hidden)
 
 
-def run_bert(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_bert(encoder: Any, batch: Batch) -> Tensor:
     """Runs BERT: embeddings of the padded rows, whose columns are positions."""
-    hidden = segments.pack(encoder.embeddings(input_ids=ids, **embeds))
-    return encoder.encoder(hidden, **layers).last_hidden_state
+    hidden = batch.segments.pack(encoder.embeddings(input_ids=batch.ids, **batch.embeds))
+    return encoder.encoder(hidden, **batch.layers).last_hidden_state
 
 
-def run_t5(
-    encoder: Any, segments: VarlenLayout, ids: torch.Tensor, mask: Mask, embeds: Embeds, layers: Any
-) -> torch.Tensor:
+def run_t5(encoder: Any, batch: Batch) -> Tensor:
     """Runs T5's encoder, with one bias for all layers and sequences."""
-    hidden = encoder.dropout(segments.pack(encoder.embed_tokens(ids)))
+    segments = batch.segments
+    hidden = encoder.dropout(segments.pack(encoder.embed_tokens(batch.ids)))
     longest = segments.max_length
     # Distances are the same in every sequence, so the longest one's contains the others'.
     bias = encoder.block[0].layer[0].SelfAttention.compute_bias(longest, longest, device=hidden.device)
     bias = bias_for_layers(encoder.config._attn_implementation, bias, segments, _computing_dtype(hidden))
     for block in encoder.block:
-        hidden = block(hidden, None, bias, None, None, None, **layers)[0]
+        hidden = block(hidden, None, bias, None, None, None, **batch.layers)[0]
     return encoder.dropout(encoder.final_layer_norm(hidden))
 
 
-def _with_pooler(encoder: Any, states: torch.Tensor) -> BaseModelOutputWithPoolingAndCrossAttentions:
+def _with_pooler(encoder: Any, states: Tensor) -> BaseModelOutputWithPoolingAndCrossAttentions:
     pooled = None if encoder.pooler is None else encoder.pooler(states)
     return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
 
 
-def _computing_dtype(hidden: torch.Tensor) -> torch.dtype:
+def _computing_dtype(hidden: Tensor) -> torch.dtype:
     """Returns the dtype of what linear layers put out."""
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -228,7 +234,7 @@ def _packed_forward(family: type[nn.Module], run: PackedPass, put_out: PutOut) -
         if segments is None or (segments.has_holes and isinstance(encoder, BIASED)):
             return type(encoder).forward(encoder, input_ids, attention_mask, *others, **kwargs)
         embeds = {name: kwargs.pop(name) for name in _FOR_EMBEDDINGS if name in kwargs}
-        packed = run(encoder, segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments))
+        packed = run(encoder, Batch(segments, input_ids, attention_mask, embeds, _for_layers(kwargs, segments)))
         _, watch = vars(encoder)[_PACKED]
         states = segments.unpack(packed) if watch is None else watch.unpack(packed, segments)
         return put_out(encoder, states)

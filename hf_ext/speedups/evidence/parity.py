@@ -29,8 +29,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .base import Run
+from ..base import Run
 from .sample import Sample, evaluating, find_samples, first_rows, sample_model
 
 MAX_DIFFERENCE = 1e-4
@@ -82,7 +83,7 @@ def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
             losses_after = [sample.loss() for sample in around]
         except (RuntimeError, ValueError, TypeError, ImportError) as error:  # what kernels raise where they cannot run
             return Parity(problem=f"it does not run here ({one_line(error)})")
-    found = [_judge(*measured) for measured in zip(exact, before, after, samples)]
+    found = [_score(*measured) for measured in zip(exact, before, after, samples)]
     worst = max(found, key=lambda parity: (parity.problem is not None, parity.max_difference), default=None)
     for sample, old, new in zip(around, losses, losses_after):
         distance = _distance(old, new)
@@ -100,13 +101,13 @@ def _sample_around(run: Run, samples: list[Sample]) -> list[Sample]:
     return sample_model(run, first_rows(run.train_dataset, is_spread=True), None)
 
 
-def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
     """Measures states, and gradients where the encoder trains."""
     return sample.states(autocast), sample.gradients(autocast) if sample.trains else None
 
 
-def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
-    """Judges states and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
+def _score(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
+    """Scores states and gradients `after` against those `before`; `exact` are in float32 where autocast is on."""
     ratio, problem = _compare("states", exact[0], before[0], after[0], sample)
     found = Parity((after[0] - before[0]).abs().max().item(), ratio, problem)
     if before[1] is None or not before[1].isfinite().all():  # they overflow in the training dtype: no kernel's doing
@@ -117,7 +118,7 @@ def _judge(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:
 
 
 def _compare(
-    what: str, exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor, sample: Sample
+    what: str, exact: Tensor, before: Tensor, after: Tensor, sample: Sample
 ) -> tuple[float | None, str | None]:
     """Compares: the ratio of noise, under autocast, and what is above its bound."""
     if sample.autocast:
@@ -142,12 +143,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[:200]}" if lines else type(error).__name__
 
 
-def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
+def _distance(before: Tensor, after: Tensor) -> float:
     """Computes the relative distance, L2."""
     return ((after - before).norm() / before.norm().clamp(min=torch.finfo(before.dtype).tiny)).item()
 
 
-def _noise_ratio(exact: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> float:
+def _noise_ratio(exact: Tensor, before: Tensor, after: Tensor) -> float:
     """Computes how much further from `exact` than `before` `after` is; 0.1 % of `exact` counts as no distance."""
     noise, allowed = (found.sub(exact).norm().item() for found in (after, before))
     return noise / max(allowed, 1e-3 * exact.norm().item())

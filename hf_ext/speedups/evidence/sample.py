@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from torch import nn
+from torch import Tensor, nn
 from transformers import default_data_collator
 
-from ..data import kept_random_states
-from ..models import find_encoders, unwrap_peft
-from ..processes import splits_weights
-from .base import Run
+from ...data import kept_random_states
+from ...models import find_encoders, unwrap_peft
+from ...processes import splits_weights
+from ..base import Run
 
 logger = logging.getLogger(__name__)
 
@@ -129,22 +129,22 @@ class Sample:
         """Whether backward passes go through the model."""
         return any(weight.requires_grad for weight in self.module.parameters())
 
-    def states(self, autocast: torch.dtype | None) -> torch.Tensor:
+    def states(self, autocast: torch.dtype | None) -> Tensor:
         """Returns what the model puts out, (tokens or rows, width), float32; without padding where there is a mask."""
         states = _first_tensor(self._run(autocast))
         mask = self.batch.get("attention_mask")
-        if isinstance(mask, torch.Tensor) and states.dim() == 3 and mask.shape == states.shape[:2]:
+        if isinstance(mask, Tensor) and states.dim() == 3 and mask.shape == states.shape[:2]:
             return states[mask.bool()].float()
         return states.reshape(-1, states.shape[-1] if states.dim() else 1).float()
 
-    def loss(self) -> torch.Tensor:
+    def loss(self) -> Tensor:
         """Computes the loss in float32, in which shows what reads padding.
 
         What the model puts out where it has none.
         """
         output = self._run(None)
         loss = output.get("loss") if isinstance(output, Mapping) else None
-        return (loss if isinstance(loss, torch.Tensor) else _first_tensor(output)).float().nan_to_num()
+        return (loss if isinstance(loss, Tensor) else _first_tensor(output)).float().nan_to_num()
 
     def _run(self, autocast: torch.dtype | None) -> Any:
         """Runs with the same random numbers each time, for models that draw while they evaluate."""
@@ -153,14 +153,14 @@ class Sample:
             with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
                 return self.module(**self.batch)
 
-    def gradients(self, autocast: torch.dtype | None) -> torch.Tensor:
+    def gradients(self, autocast: torch.dtype | None) -> Tensor:
         """Computes gradients of a fixed sum of states for embedded tokens of two short rows, (tokens, width), float32.
 
         Of an encoder; they come through the backward pass of every layer.
         """
-        embedded: list[torch.Tensor] = []
+        embedded: list[Tensor] = []
 
-        def keep(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             embedded.append(output.detach().requires_grad_())
             return embedded[-1]
 
@@ -176,7 +176,7 @@ class Sample:
         return found[batch["attention_mask"].bool()].float()
 
 
-def pad_tokens(rows: list[torch.Tensor], encoder: Any) -> dict[str, torch.Tensor]:
+def pad_tokens(rows: list[Tensor], encoder: Any) -> dict[str, Tensor]:
     """Pads token ids on the right; returns their mask, too."""
     pad_id = getattr(encoder.config, "pad_token_id", None) or 0
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
@@ -185,19 +185,19 @@ def pad_tokens(rows: list[torch.Tensor], encoder: Any) -> dict[str, torch.Tensor
     return {"input_ids": ids, "attention_mask": mask.long()}
 
 
-def _weigh(states: torch.Tensor) -> torch.Tensor:
+def _weigh(states: Tensor) -> Tensor:
     """Sums values with a factor of its own for each: after a norm, a plain sum is constant."""
     return (states * torch.arange(1.0, states.numel() + 1, device=states.device).sin().view_as(states)).sum()
 
 
-def _first_tensor(output: Any) -> torch.Tensor:
-    if isinstance(output, torch.Tensor):
+def _first_tensor(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
-        named = [output[name] for name in STATES if isinstance(output.get(name), torch.Tensor)]
+        named = [output[name] for name in STATES if isinstance(output.get(name), Tensor)]
         output = named or [value for name, value in output.items() if name != "loss"] or [*output.values()]
     for value in output if isinstance(output, list | tuple) else ():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if isinstance(value, Tensor) and value.is_floating_point():
             return value
     raise TypeError(f"no tensor is in what the model puts out ({type(output).__name__})")
 
@@ -267,15 +267,15 @@ def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:
     return list(samples.values())
 
 
-def _given(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _given(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def _tokens(batch: dict[str, Any], encoder: Any, run: Run) -> dict[str, torch.Tensor]:
+def _tokens(batch: dict[str, Any], encoder: Any, run: Run) -> dict[str, Tensor]:
     """Returns ids and mask of a batch, or of made-up tokens where it has none that this encoder knows."""
     ids = batch.get("input_ids")
     mask = batch.get("attention_mask")
-    if isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and int(ids.max()) < encoder.config.vocab_size:
+    if isinstance(ids, Tensor) and isinstance(mask, Tensor) and int(ids.max()) < encoder.config.vocab_size:
         return _given(batch)
     generator = torch.Generator().manual_seed(0)
     highest = min(24, encoder.config.vocab_size)

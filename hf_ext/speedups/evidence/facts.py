@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
 import torch
 
-from ..data import column_names, has_numbered_rows, kept_random_states, read_columns, row_lengths
-from ..models import block_matrices, describe_blocks, find_blocks, find_encoders, has_adapters, unwrap_peft
-from ..processes import num_elements
-from .base import DataFacts, ModelFacts
+from ...data import column_names, has_numbered_rows, kept_random_states, read_columns, row_lengths
+from ...models import block_matrices, describe_blocks, find_blocks, find_encoders, has_adapters, unwrap_peft
+from ...processes import num_elements
 
-PADDING_SAMPLE = 20_000  # rows that the share of padding is estimated from
+PADDING_SAMPLE = 20_000  # rows that the fraction of padding is estimated from
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What decisions need to know of a model; `classes` are the names of its own class and that under a wrapper.
+
+    `families`: model types of its encoders. `has_own_decoder`: a decoder of ours reads what an encoder puts out; then
+    they have the model's own type too, so that the whole model is not taken for packed.
+    """
+
+    families: tuple[str, ...] = ()
+    frozen_inputs: tuple[str, ...] = ()
+    trains_encoders: bool = True
+    num_parameters: int = 0
+    num_trainable: int = 0
+    blocks: str = ""  # its repeated layers, in words
+    num_block_matrices: int = 0  # that train
+    classes: tuple[str, ...] = ()
+    has_adapters: bool = False
+    has_own_decoder: bool = False
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What decisions need to know of the training data; None where a stream does not tell."""
+
+    num_rows: int | None = None
+    has_lengths: bool = False
+    padding_share_random: float | None = None
+    distinct_inputs: dict[str, int] = field(default_factory=dict)
+    streaming: bool = False
 
 
 def describe_model(model: Any) -> ModelFacts:
@@ -68,7 +99,7 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
 
 
 def padding_share(lengths: list[int], batch_size: int) -> float:
-    """Estimates the share of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed."""
+    """Estimates the fraction of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed."""
     values = torch.tensor(lengths)
     shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
     batches = shuffled.split(batch_size)
