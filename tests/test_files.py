@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
+from inside import CompareArguments, GeneratorArguments, Manifest, load_generator, make_command, make_sides
 from locations import ROOT
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from hf_ext import detect_hardware
 from hf_ext.arguments import read_config
-from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.comparing.running import find_finished
-from hf_ext.comparing.sides import CompareArguments, make_command, make_sides, read_launch
+from hf_ext.comparing.sides import read_launch
 from hf_ext.data import SequenceCollator
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.files import (
@@ -35,8 +35,6 @@ from hf_ext.files import (
     write_cell,
     write_text,
 )
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.sampling import load_generator
 from hf_ext.heads.ensemble import read_config_of
 from hf_ext.plan import Plan
 from hf_ext.property import write_predictions

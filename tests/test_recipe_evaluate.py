@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +19,6 @@ from datasets import Dataset
 from locations import ROOT
 
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
-from hf_ext.finished.evaluate import main
 from hf_ext.property import AffinityPredictor, write_predictions
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -31,7 +31,7 @@ OLD, NEW = LABELS + 0.8 * NOISE, LABELS + 0.4 * NOISE
 
 
 def evaluate(*words: Any) -> dict:
-    return main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
+    return commands.evaluate([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
 
 
 def write(path: Path, **columns: Any) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from inside import compute_metrics
 from miniature_esm import make_esm, make_wide_esm
 from run_outcomes import losses, same_weights
 from tiny_masked_lm import make_trainer
@@ -26,7 +27,6 @@ from transformers import (
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.models import AffinityModel, AntibodyGenerator, GeneratorConfig, LoraSettings, read_encoder
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

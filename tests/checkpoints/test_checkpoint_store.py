@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from inside import MANIFEST, Manifest
 
 from hf_ext.checkpoints import (
     CheckpointStore,
@@ -19,7 +20,7 @@ from hf_ext.checkpoints import (
     steps_beyond_limit,
     steps_for_room,
 )
-from hf_ext.checkpoints.manifest import MANIFEST, FileRecord, Manifest
+from hf_ext.checkpoints.manifest import FileRecord
 from hf_ext.checkpoints.retention import Policy
 from hf_ext.errors import ArgumentError, CheckpointError
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faulty_runs import Maker, bits, contents, names
+from inside import LOCK, hold_folder
 from miniature_esm import make_narrow_esm
 from other_runs import kill, other_run, plant_lock
 from tiny_classifier import make_model
@@ -18,9 +19,8 @@ from tiny_masked_lm import make_trainer
 from transformers import TrainerCallback
 
 from hf_ext.checkpoints import CheckpointStore, find_other_run, run_folder, run_lock
-from hf_ext.checkpoints.run_lock import LOCK, hold_folder
 from hf_ext.errors import CheckpointError, FolderError, HfExtError
-from hf_ext.masked_lm.task import TASK
+from hf_ext.tasks import find_task
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -170,10 +170,10 @@ def test_what_the_checkpoint_contradicts_is_refused_before_rows_are_read(tmp_pat
     make_trainer(tmp_path, save_strategy="steps", save_steps=2, learning_rate=1e-3).train()
     words = ["--output_dir", str(tmp_path), "--dataset_name", "no_such_file.csv", "--model_size", "esm2_8M"]
     with pytest.raises(CheckpointError, match=r"learning_rate: 0\.001 .*0\.5[^\n]*\nUse --resume no"):
-        TASK.main([*words, "--learning_rate", "0.5"])
+        find_task("masked_lm").main([*words, "--learning_rate", "0.5"])
     for twin in ("", "--learning_rate 1e-3", "--learning_rate 0.5 --resume no"):
         with pytest.raises(HfExtError, match=r"no_such_file\.csv"):
-            TASK.main([*words, *twin.split()])
+            find_task("masked_lm").main([*words, *twin.split()])
 
 
 # --- two runs ---------------------------------------------------------------------------------------------------------

@@ -11,15 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from inside import ChildFailed, CompareArguments, Side, SideRun, make_command, make_sides
 
-from hf_ext.comparing.running import ChildFailed, SideRun, run_all, run_child
-from hf_ext.comparing.sides import (
-    CompareArguments,
-    Side,
-    make_ablations,
-    make_command,
-    make_sides,
-)
+from hf_ext.comparing.running import run_all, run_child
+from hf_ext.comparing.sides import make_ablations
 from hf_ext.errors import ArgumentError
 from hf_ext.reporting import PlanRecord
 from hf_ext.reporting.record import DecisionRecord

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from dataclasses import replace
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
+from inside import CompareArguments, Side, SideRun
 
 from hf_ext.comparing import comparison
 from hf_ext.comparing.comparison import analyze
 from hf_ext.comparing.measures import find_metric, paired_ratio
 from hf_ext.comparing.report import format_comparison
-from hf_ext.comparing.running import SideRun
-from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError
 from hf_ext.reporting import Throughput
 
@@ -141,12 +140,11 @@ def test_sides_take_turns_and_noise_is_said(scripted, tmp_path) -> None:
 
 
 def test_the_exit_status_says_which_and_one_round_is_strict_json(scripted, tmp_path) -> None:
-    main = importlib.import_module("hf_ext.comparing.comparison").main
     words = ["--output_dir", str(tmp_path), "--baseline", "stock", "--min_speedup", "2"]
     for ratios, status in (([3.0] * 3, 0), ([1.0] * 3, 3), ([1.0, 4.0, 1.0], 4)):
         scripted(ratios)
-        assert main(words) == status
-    assert main([*words, "--rounds", "1"]) == 4
+        assert commands.compare(words) == status
+    assert commands.compare([*words, "--rounds", "1"]) == 4
     written = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
     assert written["against"]["stock"]["ratio"] == {"value": 1.0, "low": 0.0, "high": None}
 

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from inside import LayoutMaker
 from transformers import AutoTokenizer
 
 from hf_ext.data import VOCABULARY, AntibodyCollator, AntibodyPair, PairEncoder, decode_pair
-from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
 
 # By hand: <pad> 0, <bos> 1, <eos> 2, <sep> 3, A 4, C 5, D 6, E 7, ..., Y 23, X 24.

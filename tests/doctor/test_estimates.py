@@ -3,14 +3,12 @@
 import pytest
 import torch
 from doctored import look, main
+from inside import GeneratorArguments, MaskedLMArguments, format_page
 from torch.utils._pytree import tree_map
 
 from hf_ext.doctor import estimates
 from hf_ext.doctor.gather import BASELINE_BYTES
-from hf_ext.doctor.page import format_page
-from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.hardware import describe_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import Plan
 from hf_ext.property import AffinityArguments
 from hf_ext.reporting import peak_bytes

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 from doctored import FOLDERS, GB, change, healthy, look, main, names
+from inside import find_problems
 
 from hf_ext.checkpoints import Sizes
 from hf_ext.doctor.estimates import Times
-from hf_ext.doctor.findings import find_problems, would_run
+from hf_ext.doctor.findings import would_run
 from hf_ext.doctor.machine import Package
 from hf_ext.hardware import describe_hardware
 

@@ -2,14 +2,14 @@
 
 import pytest
 from doctored import look, main, names
+from inside import DoctorArguments, MaskedLMArguments
 
 from hf_ext.data import DataArguments, make_demo_table
 from hf_ext.doctor import command
-from hf_ext.doctor.command import DoctorArguments, guess_task
+from hf_ext.doctor.command import guess_task
 from hf_ext.doctor.machine import read_machine
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import make_plan
 from hf_ext.property import AffinityArguments
 from hf_ext.trainer import FastTrainer

@@ -3,12 +3,8 @@
 import pytest
 import torch
 from doctored import look, main
+from inside import BLOCK_BYTES, GeneratorArguments, Ledger, MaskedLMArguments, find_problems, format_page, record_pass
 
-from hf_ext.doctor.findings import find_problems
-from hf_ext.doctor.page import format_page
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.memory.probe import BLOCK_BYTES, Ledger, record_pass
 from hf_ext.models import AntibodyGenerator
 
 GIB = 2**30

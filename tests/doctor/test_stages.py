@@ -7,17 +7,21 @@ import torch
 from datasets import Dataset
 from doctored import look as look_at
 from doctored import main
+from inside import (
+    GeneratorArguments,
+    Inputs,
+    build_generator,
+    find_problems,
+    format_page,
+    load_pairs,
+    resolve_columns,
+    resolve_stage,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_ext.data import DataArguments, make_demo_encoders, make_demo_pairs
-from hf_ext.doctor.findings import find_problems
-from hf_ext.doctor.page import format_page
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.building import Inputs, build_model
 from hf_ext.generation.dry_run import count_flops, make_batch
-from hf_ext.generation.preparing import load_pairs, resolve_columns
-from hf_ext.generation.stages import resolve_stage
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import AntibodyGenerator, GeneratorConfig
 from hf_ext.plan import make_plan
@@ -75,7 +79,7 @@ def test_the_plan_is_that_of_the_run(pairs, tmp_path):
     data = load_pairs(model_args, data_args, {"label_column"}, output_dir=tmp_path, seed=42)
     inputs = Inputs()
     tokens = inputs.tokenize(data.antibodies("train"), data.affinities("train"))
-    model = build_model(model_args, facts.args, data)
+    model = build_generator(model_args, facts.args, data)
     real = make_plan(facts.args, model, tokens, inputs.collator, describe_hardware("t4"))
     for found, expected in zip(main(facts).plan.decisions, real.decisions, strict=True):
         assert (found.name, found.status, found.reason) == (expected.name, expected.status, expected.reason)

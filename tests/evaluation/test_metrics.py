@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import evaluate
 import numpy as np
 import pytest
+from inside import Regression
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import METRIC_NAMES, RowMetrics, load_metric, rows_for, score_predictions
-from hf_ext.evaluation.metrics import Regression, mean_of_groups, per_group_spearman, score_names
+from hf_ext.evaluation.metrics import mean_of_groups, per_group_spearman, score_names
 from hf_ext.labels import ONE_NUMBER
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import Regression
 
 from hf_ext.evaluation import ResamplingUnits, judge, score_predictions
-from hf_ext.evaluation.metrics import Regression
 from hf_ext.evaluation.resampling import resample
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -6,29 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light, random_antigens, random_cdr3
+from inside import AntibodyRows, Sampling, check_gates, have_passed, judge_condition, judge_generated
 from labelled_rows import make_labelled
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import MODEL, ResamplingUnits
 from hf_ext.generation.judging.copies import RANDOM, RETRIEVAL, SHUFFLED, find_recovery, judge_copies, make_baselines
 from hf_ext.generation.judging.discriminator import Discriminator, find_roles, judge_affinities
-from hf_ext.generation.judging.judgement import (
-    HELD_OUT,
-    find_gate_numbers,
-    judge_condition,
-    judge_generated,
-    shuffle_affinities,
-    shuffle_antigens,
-)
-from hf_ext.generation.rows import (
-    AntibodyRows,
-    Sampling,
-    compare_means,
-    find_cdr3,
-    find_problems,
-    mean_score,
-)
-from hf_ext.generation.stages import GATES, GatesFailed, check_gates, check_passed, have_passed, write_gates
+from hf_ext.generation.judging.judgement import HELD_OUT, find_gate_numbers, shuffle_affinities, shuffle_antigens
+from hf_ext.generation.rows import compare_means, find_cdr3, find_problems, mean_score
+from hf_ext.generation.stages import GATES, GatesFailed, check_passed, write_gates
 
 ANTIGENS = random_antigens(15, seed=1)
 ASKED = [one for one in ANTIGENS for _ in range(4)]

@@ -8,17 +8,17 @@ import re
 import shutil
 from pathlib import Path
 
+import commands
 import pytest
 import torch
 from antibody_examples import heavy, light
 from hub_server import serve_hub
+from inside import load_generator
 from memorising_generator import ANTIGENS, CDR3, make_memorising, save_generator
 from tiny_generators import make_generator
 
 from hf_ext.data import EOS_ID, SEP_ID
 from hf_ext.errors import ArgumentError, HfExtError
-from hf_ext.generation.sample import main
-from hf_ext.generation.sampling import load_generator
 from hf_ext.hub import push_folder
 
 COLUMNS = ["id", "antigen", "source_row", "rank", "heavy", "light", "copies", "log_probability", "valid", "problem"]
@@ -53,7 +53,7 @@ def sample(model, *given, data="antigens.fasta"):
     """The table's rows after a run."""
     source = ["--dataset_name", data] if data else []
     words = ["--model", str(model), *source, "--max_new_tokens", "260", *map(str, given)]
-    output, _ = main(words)
+    output, _ = commands.sample(words)
     with open(output, newline="") as file:
         return list(csv.DictReader(file))
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(
     (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
     before = contents(folder)
     with pytest.raises(HfExtError, match=words):
-        main(["--model", str(without_affinities), *given])
+        commands.sample(["--model", str(without_affinities), *given])
     assert contents(folder) == before
 
 

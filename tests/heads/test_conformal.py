@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from inside import conformal_half_widths
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import ResamplingUnits
-from hf_ext.heads.intervals import conformal_half_widths, least_units
+from hf_ext.heads.intervals import least_units
 
 
 def units_of(sizes) -> ResamplingUnits:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from doctored import look, main
+from inside import build_affinity_model
 from protein_families import FAMILIES, write_family
 from transformers import AutoModel, AutoModelForTextEncoding, EsmConfig, EsmModel, EsmTokenizer
 
@@ -21,7 +22,6 @@ from hf_ext.heads import choose_layers
 from hf_ext.labels import ONE_NUMBER, UNKNOWN, LabelKind, make_kind
 from hf_ext.models import AffinityModel, identify_encoder
 from hf_ext.property import TASK, AffinityArguments, AffinityPredictor, build_collator
-from hf_ext.property.building import build_model
 
 NORMS = {
     **{"esm": "encoder.emb_layer_norm_after", "esmc": "norm", "modernbert": "final_norm"},
@@ -35,7 +35,7 @@ def make_parts(
     folder: str, layer: str, kind: LabelKind = ONE_NUMBER, **settings: object
 ) -> tuple[AffinityModel, object]:
     given = AffinityArguments(encoders=[folder], layer=layer, head_sizes=[4], **settings)
-    model = build_model(given, ["sequence"], kind=kind)
+    model = build_affinity_model(given, ["sequence"], kind=kind)
     return model.eval(), build_collator(model, DataArguments(sequence_columns=["sequence"]))
 
 

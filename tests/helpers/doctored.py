@@ -6,11 +6,10 @@ import dataclasses
 import functools
 from typing import Any
 
+from inside import GeneratorArguments, MaskedLMArguments, find_problems
+
 from hf_ext.data import DataArguments
-from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.gather import Facts, StageFacts, gather
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.property import AffinityArguments
 from hf_ext.tasks import Task, find_task
 from hf_ext.training_args import FastTrainingArguments

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from families import SAVE_STEPS, write_encoders
+from inside import MANIFEST, Manifest
 from killing import Attempt, Job, Kill, attempt
-
-from hf_ext.checkpoints.manifest import MANIFEST, Manifest
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from inside import compute_metrics
 from torch import nn
 from transformers import TrainerCallback
 
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from inside import MaskedLMArguments, build_masked_lm, build_masked_lm_collator, build_tokenizer, prepare_splits
 from masked_lm_trainer import build_trainer
 from transformers import DataCollatorForLanguageModeling
 
 from hf_ext.data import STANDARD, DataArguments, mark_evaluation
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer, prepare_splits
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -27,8 +26,8 @@ def rows() -> datasets.Dataset:
 
 def make_parts(seed: int = 0):
     torch.manual_seed(0)
-    model = build_model(TINY)
-    return model, build_collator(build_tokenizer(TINY), model, TINY, DataArguments(), seed)
+    model = build_masked_lm(TINY)
+    return model, build_masked_lm_collator(build_tokenizer(TINY), model, TINY, DataArguments(), seed)
 
 
 def make_args(folder, **given) -> FastTrainingArguments:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from any_models import Layer, Net, gpt2
+from inside import BLOCK_BYTES, OTHER, Ledger, record_pass
 from ledger_subjects import keep_whole, make_model, make_subject
 from torch import nn
 from torch.nn import functional
@@ -10,7 +11,7 @@ from transformers.optimization import Adafactor
 
 from hf_ext.memory import MemoryModel, TrainConfig, optimizer_bytes
 from hf_ext.memory.fakes import autocast_rule
-from hf_ext.memory.probe import BLOCK_BYTES, GRADIENTS, OTHER, WEIGHTS, Ledger, record_pass
+from hf_ext.memory.probe import GRADIENTS, WEIGHTS
 from hf_ext.memory.stored import gradient_bytes, weight_bytes
 from hf_ext.models import find_base_layers
 

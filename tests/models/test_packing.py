@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 from closeness import relative_error
+from inside import LayoutMaker, label_only
 from miniature_esm import MASK
 from peft import LoraConfig, get_peft_model
 from tiny_encoders import (
@@ -45,11 +46,9 @@ from transformers import (
 from transformers.models.t5.modeling_t5 import T5Stack
 
 from hf_ext.data import MaskedLMCollator, ResidueTokenizer, VarlenLayout, change_layout
-from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import ArgumentError
 from hf_ext.models import find_blocks, find_encoders, pack_encoders, unpack_encoders
 from hf_ext.models.kernels.packing import keeps_sequences_apart
-from hf_ext.speedups.fused_layers import label_only
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
 

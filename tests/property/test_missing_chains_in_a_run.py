@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inside import build_affinity_model
 from launches import ONE_CPU, TWO_CPUS, run_recipe
 from mistakes import make_sequence
 from resuming_runs import Kill, Killed
@@ -19,7 +20,6 @@ from hf_ext.data import DataArguments
 from hf_ext.embeddings import encode as encoding
 from hf_ext.errors import DataError
 from hf_ext.property import AffinityArguments, AffinityPredictor, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -148,7 +148,7 @@ def make(demo_encoders, lacking, tmp_path):
         torch.manual_seed(args.seed)
         settings = {"head_sizes": [8], "head_dropout": 0.0, "tower_training": training}
         model_args = AffinityArguments(encoders=[*demo_encoders], tower_inputs=[inputs, "antigen"], **settings)
-        model = build_model(model_args, COLUMNS)
+        model = build_affinity_model(model_args, COLUMNS)
         collator = build_collator(model, DataArguments(sequence_columns=COLUMNS, missing_chains=["light"]))
         return FastTrainer(model, args, collator, rows)
 

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from datasets import Dataset, concatenate_datasets
+from inside import score_split
 
 from hf_ext.baselines import Baselines
 from hf_ext.baselines.fitted import fit_baselines
 from hf_ext.data import STANDARD
 from hf_ext.evaluation import ResamplingUnits
 from hf_ext.property import scoring
-from hf_ext.property.scoring import score_split
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

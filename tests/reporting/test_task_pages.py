@@ -7,6 +7,15 @@ from pathlib import Path
 import pytest
 from antibody_examples import antibodies, heavy, light, random_antigens
 from huggingface_hub import ModelCard
+from inside import (
+    AntibodyRows,
+    GeneratorArguments,
+    Sampling,
+    check_gates,
+    have_passed,
+    judge_condition,
+    judge_generated,
+)
 from memorising_generator import save_generator
 from report_runs import (
     read_pages,
@@ -17,10 +26,6 @@ from report_runs import (
 from tiny_generators import make_generator
 
 from hf_ext.evaluation import ResamplingUnits
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.judging.judgement import judge_condition, judge_generated
-from hf_ext.generation.rows import AntibodyRows, Sampling
-from hf_ext.generation.stages import check_gates, have_passed
 
 # --- a generator ------------------------------------------------------------------------------------------------------
 

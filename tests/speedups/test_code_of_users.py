@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from datasets import Dataset
+from inside import VARIABLES
 from tiny_encoders import tiny_esm, tiny_esmc
 from tiny_masked_lm import make_trainer
 from torch import nn
@@ -24,7 +25,6 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.data import MaskedLMCollator, ResidueTokenizer
 from hf_ext.errors import PlanRefused
-from hf_ext.speedups.precision import VARIABLES
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

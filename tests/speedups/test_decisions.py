@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from inside import VARIABLES, DataFacts
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
@@ -14,8 +15,8 @@ from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import REGISTRY, Context, Run, Speedup, find_speedup
-from hf_ext.speedups.base import DataFacts, ModelFacts
-from hf_ext.speedups.precision import VARIABLES, CpuThreads
+from hf_ext.speedups.base import ModelFacts
+from hf_ext.speedups.precision import CpuThreads
 from hf_ext.training_args import FastTrainingArguments
 
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from doctored import look, main
+from inside import MaskedLMArguments, find_switches
 from tiny_masked_lm import make_args, make_trainer
 from torch import nn
 
@@ -11,9 +12,7 @@ from hf_ext import speedups
 from hf_ext.arguments import PredictingArguments
 from hf_ext.checkpoints import compare_runs
 from hf_ext.errors import ArgumentError
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.memory import MemoryModel, TrainConfig
-from hf_ext.memory.report import find_switches
 from hf_ext.property import training_arguments
 from hf_ext.speedups import Speedup
 from hf_ext.speedups.base import applied, off

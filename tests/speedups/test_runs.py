@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from inside import label_only
 from miniature_esm import NO_DROPOUT, make_esm, make_wide_esm
 from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import RecordingCollator, pad_rows
@@ -19,7 +20,6 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
 from hf_ext.models import MuonAdamW, block_matrices
-from hf_ext.speedups.fused_layers import label_only
 from hf_ext.speedups.fused_qkv import fuse_qkv
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from inside import Manifest
 from run_outcomes import same_weights
 from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.checkpoints import verify
-from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.errors import CheckpointError, DiskFailure
 from hf_ext.trainer import FastTrainer
 

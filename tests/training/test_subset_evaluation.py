@@ -4,12 +4,12 @@ import json
 
 import pytest
 from datasets import IterableDataset
+from inside import compute_metrics
 from small_evaluations import Scripted, count, evaluated_epochs, evaluations, make_rows, make_trainer
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import RowMetrics
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
