@@ -40,6 +40,8 @@ from hf_ext.plan import Plan
 from hf_ext.property import write_predictions
 from hf_ext.reporting import plot_loss, read_run, write_json, write_report
 
+pytestmark = pytest.mark.internals
+
 # --- the disk ---------------------------------------------------------------------------------------------------------
 
 

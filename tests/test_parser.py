@@ -18,6 +18,8 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.property import AffinityArguments
 from hf_ext.speedups import REGISTRY, Context
 
+pytestmark = pytest.mark.internals
+
 
 @dataclasses.dataclass
 class Model:

@@ -18,6 +18,7 @@ from hf_ext.speedups.facts import padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 

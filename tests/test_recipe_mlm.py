@@ -6,7 +6,7 @@ from recipe_runs import run
 from hf_ext.masked_lm.results import SCORES
 from hf_ext.masked_lm.steps import make_demo_sequences
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.internals, pytest.mark.nightly]
 OUTPUTS = {
     *("README.md", "all_results.json", "config.json", "loss.png", "model.safetensors", "plan.json", "report.html"),
     *("run.log", "tokenizer_config.json", "trainer_state.json", "training_args.json", "vocab.txt"),

@@ -5,6 +5,7 @@ import pytest
 
 from hf_ext.baselines.ridge import RidgeBaseline, SequenceFeatures, predict_group_means
 
+pytestmark = pytest.mark.internals
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 
 

@@ -24,6 +24,8 @@ from hf_ext.checkpoints.manifest import FileRecord
 from hf_ext.checkpoints.retention import Policy
 from hf_ext.errors import ArgumentError, CheckpointError
 
+pytestmark = pytest.mark.internals
+
 
 @pytest.fixture
 def store(tmp_path) -> CheckpointStore:

@@ -21,6 +21,8 @@ from hf_ext.checkpoints.manifest import check_files
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 
+pytestmark = pytest.mark.internals
+
 copy_file = mirror.copy_file
 
 

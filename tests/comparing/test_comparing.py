@@ -19,6 +19,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.reporting import PlanRecord
 from hf_ext.reporting.record import DecisionRecord
 
+pytestmark = pytest.mark.internals
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 CPU = str(CONFIGS / "cpu.yaml")

@@ -18,6 +18,7 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import LABEL, PREDICTION
 from hf_ext.property import PREDICTIONS, baseline_file, write_predictions
 
+pytestmark = pytest.mark.internals
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 RNG = np.random.default_rng(0)
 LABELS = np.round(RNG.normal(7, 1, 60), 4)

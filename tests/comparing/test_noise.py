@@ -19,6 +19,7 @@ from hf_ext.comparing.report import format_comparison
 from hf_ext.errors import ArgumentError
 from hf_ext.reporting import Throughput
 
+pytestmark = pytest.mark.internals
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 
 

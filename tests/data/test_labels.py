@@ -20,6 +20,7 @@ from hf_ext.labels import UNKNOWN, kind_from_state, make_kind
 from hf_ext.labels.cells import order_names
 from hf_ext.property import AffinityArguments
 
+pytestmark = pytest.mark.internals
 NUM_ROWS = 24
 
 

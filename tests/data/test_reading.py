@@ -19,6 +19,8 @@ from hf_ext.data import DataArguments, load_data
 from hf_ext.data.reading import read_parts
 from hf_ext.errors import DataError
 
+pytestmark = pytest.mark.internals
+
 
 def read_table(name, columns=None, **options):
     return concatenate_datasets([part.data for part in read_parts(name, columns, **options)])

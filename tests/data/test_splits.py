@@ -14,6 +14,7 @@ from hf_ext.data.split_report import describe_repeats, repeat_report
 from hf_ext.errors import DataError
 from hf_ext.labels import ONE_NUMBER, make_kind
 
+pytestmark = pytest.mark.internals
 SIZES = (0.6, 0.2, 0.2)
 
 

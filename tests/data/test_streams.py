@@ -13,6 +13,7 @@ from hf_ext.data import PassedRows, StreamBatchSampler
 from hf_ext.data.batches.streams import can_seek
 from hf_ext.errors import CheckpointError, DataError
 
+pytestmark = pytest.mark.internals
 READ: list[int] = []  # ids that sources were asked for
 
 

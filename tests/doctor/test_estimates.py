@@ -16,6 +16,7 @@ from hf_ext.speedups import Decision
 from hf_ext.tasks import Part, RowLengths, Stage, Step
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 TERA = 1e12
 
 

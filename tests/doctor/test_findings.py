@@ -12,6 +12,7 @@ from hf_ext.doctor.findings import would_run
 from hf_ext.doctor.machine import Package
 from hf_ext.hardware import describe_hardware
 
+pytestmark = pytest.mark.internals
 CPU = describe_hardware("cpu")
 COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
 FREE = dict.fromkeys(FOLDERS, 100 * GB)

@@ -15,6 +15,7 @@ from hf_ext.property import AffinityArguments
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 COLUMNS = ["heavy", "light", "antigen"]
 
 

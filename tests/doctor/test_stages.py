@@ -26,6 +26,7 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models import AntibodyGenerator, GeneratorConfig
 from hf_ext.plan import make_plan
 
+pytestmark = pytest.mark.internals
 SMALL = {"architecture": "transformer", "d_model": 16, "d_ff": 32, "num_heads": 2}
 # As the recipe has them.
 EACH_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2, "remove_unused_columns": False}

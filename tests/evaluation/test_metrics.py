@@ -18,6 +18,8 @@ from hf_ext.evaluation import METRIC_NAMES, RowMetrics, load_metric, rows_for, s
 from hf_ext.evaluation.metrics import mean_of_groups, per_group_spearman, score_names
 from hf_ext.labels import ONE_NUMBER
 
+pytestmark = pytest.mark.internals
+
 
 def value_of(metric, predicted, measured, threshold=None):
     return rows_for(ONE_NUMBER, predicted, measured, threshold, metric).value(metric)

@@ -14,6 +14,7 @@ from inside import Regression
 from hf_ext.evaluation import ResamplingUnits, judge, score_predictions
 from hf_ext.evaluation.resampling import resample
 
+pytestmark = pytest.mark.internals
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

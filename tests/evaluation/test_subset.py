@@ -12,6 +12,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import choose_rows
 from hf_ext.evaluation.row_metrics import choose_subset
 
+pytestmark = pytest.mark.internals
 PINNED = [6, 20, 36, 37, 51, 58]  # what a run from another day or machine must find again
 
 

@@ -23,6 +23,7 @@ from hf_ext.checkpoints import CheckpointStore
 from hf_ext.checkpoints.manifest import read_stored
 from hf_ext.errors import CheckpointError
 
+pytestmark = pytest.mark.internals
 NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"
 COMMON = ("manifest.json", "optimizer.pt", "progress.json", "rng_state.pth", "scheduler.pt", "trainer_state.json")
 COMMON += ("training_args.json",)

@@ -17,6 +17,7 @@ from hf_ext.generation.judging.judgement import HELD_OUT, find_gate_numbers, shu
 from hf_ext.generation.rows import compare_means, find_cdr3, find_problems, mean_score
 from hf_ext.generation.stages import GATES, GatesFailed, check_passed, write_gates
 
+pytestmark = pytest.mark.internals
 ANTIGENS = random_antigens(15, seed=1)
 ASKED = [one for one in ANTIGENS for _ in range(4)]
 CDR3 = "ARDRSTYFDY"

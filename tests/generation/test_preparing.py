@@ -34,6 +34,8 @@ from hf_ext.plan import make_plan
 from hf_ext.tasks import find_task
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
+
 
 def make_table(num_antigens: int = 20, per_antigen: int = 5) -> Dataset:
     """pKd are 5, 6, 7, 8 and 9 for each antigen."""

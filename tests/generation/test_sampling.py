@@ -13,6 +13,7 @@ from hf_ext.data import VOCABULARY, PairEncoder
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.generation.sampling import gumbel_noise
 
+pytestmark = pytest.mark.internals
 ANTIGENS = ["MKTAYIAKQRQISFVKSH", "ACD", "GGSWLLP"]
 LONG = {"max_new_tokens": 60, "show_progress": False}
 SHORT = {"max_new_tokens": 14, "show_progress": False}

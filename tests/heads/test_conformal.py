@@ -8,6 +8,8 @@ from hf_ext.errors import DataError
 from hf_ext.evaluation import ResamplingUnits
 from hf_ext.heads.intervals import least_units
 
+pytestmark = pytest.mark.internals
+
 
 def units_of(sizes) -> ResamplingUnits:
     return ResamplingUnits.of("heavy", np.repeat(np.arange(len(sizes)), sizes))

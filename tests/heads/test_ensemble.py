@@ -21,6 +21,7 @@ from hf_ext.heads.objectives import SquaredError
 from hf_ext.models import DIRECTIONS, FEATURES, PRODUCT, AffinityModel, HeadEnsemble, principal_directions
 from hf_ext.property import TASK, AffinityPredictor
 
+pytestmark = pytest.mark.internals
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 COLUMNS = ["heavy", "antigen"]
 NUM_CLONES, COPIES = 40, 6

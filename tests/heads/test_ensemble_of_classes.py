@@ -19,6 +19,7 @@ from hf_ext.models import AffinityModel
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NUM_ROWS = 150
 
 

@@ -17,6 +17,7 @@ from hf_ext.masked_lm.results import UnigramBaseline, score_split
 from hf_ext.tasks import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 TINY = {"model_size": "demo"}
 
 

@@ -15,6 +15,8 @@ from hf_ext.memory.probe import GRADIENTS, WEIGHTS
 from hf_ext.memory.stored import gradient_bytes, weight_bytes
 from hf_ext.models import find_base_layers
 
+pytestmark = pytest.mark.internals
+
 
 def test_a_linear_layer_takes_its_output():
     layer, inputs = nn.Linear(100, 200), torch.zeros(64, 100)

@@ -13,6 +13,7 @@ from hf_ext.memory import MemoryModel, MemoryReport, TrainConfig, format_memory,
 from hf_ext.memory.report import CONTEXT_BYTES, IDLE_SHARE, find_fix, largest_rows
 from hf_ext.speedups import REGISTRY
 
+pytestmark = pytest.mark.internals
 GIB = 2**30
 MIB = 2**20
 HALF = {"half": True}

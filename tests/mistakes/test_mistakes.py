@@ -15,6 +15,7 @@ from hf_ext.evaluation.alarms import unit_alarms
 from hf_ext.pretrained import check_folder
 from hf_ext.property import TASK
 
+pytestmark = pytest.mark.internals
 PKD = BASE["pKd"]
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from hf_ext.models.encoders import fingerprint_weights
 from hf_ext.property import AffinityArguments, build_collator, check_splits
 from hf_ext.property.building import tower_inputs
 
+pytestmark = pytest.mark.internals
 THREE = ["heavy", "light", "antigen"]
 
 

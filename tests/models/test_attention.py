@@ -16,7 +16,7 @@ from hf_ext.models.kernels.attention import padded_attention
 from hf_ext.models.kernels.blocked_attention import blocked_attention
 from hf_ext.reporting import flops_coefficients
 
-pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+pytestmark = [pytest.mark.internals, pytest.mark.usefixtures("blocked_in_float32")]
 
 LENGTHS = (3, 7, 3, 1, 12, 0, 7)
 HEADS, SIZE, SCALING = 3, 8, 0.3

@@ -28,6 +28,8 @@ from hf_ext.memory.fakes import slice_layers
 from hf_ext.models import block_classes, choose_classes, find_blocks, unused_parameters
 from hf_ext.models.blocks import name_blocks
 
+pytestmark = pytest.mark.internals
+
 
 def places(model) -> dict[str, int]:
     """Names with their numbers left out -> how many blocks have them."""

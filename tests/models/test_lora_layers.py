@@ -23,6 +23,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import AffinityModel, LoraSettings, has_adapters, merged_copy, wrap_with_lora
 from hf_ext.models.lora import find_heads, find_targets
 
+pytestmark = pytest.mark.internals
 IDS = {"input_ids": torch.tensor([[0, 5, 6, 7, 9, 2], [0, 8, 8, 4, 5, 2]])}
 EXACT = LoraSettings(r=2, dropout=0.0)
 

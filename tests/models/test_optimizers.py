@@ -20,6 +20,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import LoraSettings, MuonAdamW, block_matrices, wrap_with_lora
 from hf_ext.models.optimizers import HostOptimizer
 
+pytestmark = pytest.mark.internals
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 ESM = esm_config(vocab_size=24, mask_token_id=23)
 

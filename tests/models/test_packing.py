@@ -50,7 +50,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import find_blocks, find_encoders, pack_encoders, unpack_encoders
 from hf_ext.models.kernels.packing import keeps_sequences_apart
 
-pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+pytestmark = [pytest.mark.internals, pytest.mark.usefixtures("blocked_in_float32")]
 
 BOUND = 2e-5
 HEADS = {

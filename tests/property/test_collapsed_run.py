@@ -25,6 +25,7 @@ from hf_ext.tasks import Run
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NUM_ROWS = 1000
 NUM_TIED = 366
 LOWEST, STEP = 7.75, 0.03125  # bfloat16 numbers, somewhat above the mean of the labels

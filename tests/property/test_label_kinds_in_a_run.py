@@ -20,6 +20,7 @@ from hf_ext.property import TASK
 from hf_ext.property.building import resolve_residue_steps
 from hf_ext.reporting import read_run
 
+pytestmark = pytest.mark.internals
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])
 QUICK = (
     "--num_train_epochs 12 --learning_rate 0.01 --per_device_train_batch_size 16 --head_sizes 16 --head_dropout 0 "

@@ -14,6 +14,7 @@ from hf_ext.heads.calibration import LIMITS, fit_temperature
 from hf_ext.labels import make_kind
 from hf_ext.property import AffinityPredictor
 
+pytestmark = pytest.mark.internals
 WITH_CLASSES = ["classes", "sets", "residue_classes"]
 
 

@@ -13,6 +13,7 @@ from hf_ext.property import TASK, AffinityArguments
 from hf_ext.property.measure import check_measure, describe_measure, resolve_measure
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))
 
 

@@ -13,6 +13,7 @@ from hf_ext.data import DataArguments, load_data
 from hf_ext.property import describe_units
 from hf_ext.property.rows import find_slices, find_units
 
+pytestmark = pytest.mark.internals
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 BY_PART = {"split_column": "part"}
 NEAR_CLONE_9 = {"split_column": "only"}  # leaves antibodies 18 and 19, of one clone, for test

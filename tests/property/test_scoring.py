@@ -15,6 +15,7 @@ from hf_ext.property import scoring
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 ANTIBODIES = ("EVQLVESGG", "QVQLQQWGA")
 LETTERS = "ACDEFGHI"
 

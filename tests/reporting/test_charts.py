@@ -20,6 +20,7 @@ from hf_ext.errors import DataError
 from hf_ext.reporting import plot_loss, plot_scatter
 from hf_ext.reporting.charts import VARIABLES, Chart, curve_charts, scatter_chart
 
+pytestmark = pytest.mark.internals
 HOSTILE = "</title><script>alert(1)</script>&$x^2$\n\"'"
 LOG: list[dict[str, float]] = [
     {"loss": 3.0, "step": 10},

@@ -29,6 +29,7 @@ from hf_ext.errors import DataError
 from hf_ext.reporting import write_report
 from hf_ext.reporting.run_files import hide_folders
 
+pytestmark = pytest.mark.internals
 SECTIONS = ["result", "limits", "model", "loading", "data", "training", "plan", "cost", "reproduce", "licence"]
 
 

@@ -26,6 +26,7 @@ from hf_ext.reporting.record import ModelRecord
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 SECRET = "hf_" + "a" * 34
 
 

@@ -28,6 +28,8 @@ from hf_ext.reporting.throughput import Device
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
+
 # <cls> A C D <eos> and <cls> A <eos> <pad> <pad>: 4 residues, 8 tokens, 10 positions, 2 sequences.
 IDS = torch.tensor([[0, 5, 23, 13, 2], [0, 5, 2, 1, 1]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

@@ -17,6 +17,8 @@ from hf_ext.models.kernels import attention as kernels
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 
+pytestmark = pytest.mark.internals
+
 
 def implementations(model) -> list[str]:
     return [encoder.config._attn_implementation for encoder in find_encoders(model)]

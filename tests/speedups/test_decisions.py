@@ -19,6 +19,7 @@ from hf_ext.speedups.base import ModelFacts
 from hf_ext.speedups.precision import CpuThreads
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", **NUMBERS)
 T5, OTHER = replace(ESM, families=("t5",)), replace(ESM, families=("roformer",))

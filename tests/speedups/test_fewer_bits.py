@@ -298,7 +298,7 @@ def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(train
 # --- optimizers in 8 bits ---------------------------------------------------------------------------------------------
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+pytestmark = [pytest.mark.internals, pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")]
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
 SMALL = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler_type": "constant"}

@@ -17,6 +17,8 @@ from hf_ext.property import training_arguments
 from hf_ext.speedups import Speedup
 from hf_ext.speedups.base import applied, off
 
+pytestmark = pytest.mark.internals
+
 
 class Toy(Speedup):
     """A toy: marks models, and says that the optimizer needs no memory of the device."""

@@ -24,6 +24,7 @@ from hf_ext.speedups.fused_qkv import fuse_qkv
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 PACKED = {"speedups": ["attention", "packing"]}
 SAME = {  # what switches it on, and the entry of the plan that has to be applied
     "attention": {"speedups": ["attention"]},

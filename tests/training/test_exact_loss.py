@@ -14,6 +14,7 @@ from hf_ext.models.losses import LOSS_KINDS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 SMALL = {
     "vocab_size": 24,
     "pad_token_id": 1,

@@ -13,6 +13,8 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import SIZES, AntibodyGenerator, GeneratorConfig
 from hf_ext.models.generation.light import attend, attend_causally, feature_map, summarise
 
+pytestmark = pytest.mark.internals
+
 
 @pytest.fixture(params=NAMES)
 def model(request):
