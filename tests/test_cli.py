@@ -1,7 +1,5 @@
 """`hf-ext`: what it prints, what it imports, and that it ends as the recipes' own scripts do."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """All pages say what is true: tables come from results, commands parse, examples run, what is named exists."""
 
-from __future__ import annotations
-
 import ast
 import math
 import os

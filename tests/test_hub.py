@@ -1,7 +1,5 @@
 """Pushes over a real socket to a server that speaks the Hub's API: what leaves, what arrives, and every way to fail."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """`hf-ext evaluate` as users call it: models and given predictions on labelled rows, and on a run's own test rows."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

@@ -1,7 +1,5 @@
 """recipes/resume_check.py as users run it: it names the checkpoint that a run takes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Baselines of classes, several labels, residues and several numbers: small cases by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a comparison runs: sides, launch files, commands, the processes that it starts."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`hf-ext compare --sides`: which way to train encoders pays; runs made by hand, and three that are trained."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """What a comparison concludes from hand-made runs: ratios, criteria, noise, and what the report says."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

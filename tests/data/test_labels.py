@@ -1,7 +1,5 @@
 """Labels of every kind: what a column is taken for, what rows then hold, and what is counted; seen through loading."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Stages of a generator: rows, plan and FLOPs against those of the run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Verdicts, alarms, early stopping and what evaluations log, of labels that are not one number per row."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Metrics: by hand, a reason where there is no value, as `evaluate` metrics, and as runs log them."""
 
-from __future__ import annotations
-
 import math
 import socket
 import subprocess

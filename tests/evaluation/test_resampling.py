@@ -1,7 +1,5 @@
 """Intervals by unit: by hand, against copied rows, rows as before, and no claim from too few units."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores and differences: values inside their intervals, reproducible, calibrated, and everything survives JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

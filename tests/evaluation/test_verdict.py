@@ -1,7 +1,5 @@
 """The verdict: each of its sentences where it is due, numbers by hand, and what must not be praised is not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

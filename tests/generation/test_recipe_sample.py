@@ -1,7 +1,5 @@
 """recipes/sample.py as users run it: what is in its table and FASTA, what it warns of, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

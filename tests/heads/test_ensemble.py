@@ -1,7 +1,5 @@
 """`--head auto`: several heads on frozen embeddings, weighed by rows that they have not seen; one folder."""
 
-from __future__ import annotations
-
 import csv
 import json
 from functools import partial

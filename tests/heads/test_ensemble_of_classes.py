@@ -1,7 +1,5 @@
 """`--head auto` of classes and of labels that stand alone: mixed probabilities, weighed by their log loss."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prediction intervals of a model: stored at the end of a run, written when asked, refused where they say nothing."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

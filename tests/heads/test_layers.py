@@ -1,7 +1,5 @@
 """`--layer`: which layer of an encoder the head reads, by its number, or chosen by rows that were held out."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

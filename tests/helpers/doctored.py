@@ -1,7 +1,5 @@
 """Facts of runs on described machines, for tests of the doctor."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

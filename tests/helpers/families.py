@@ -1,7 +1,5 @@
 """Five kinds of tiny runs, and with data workers: ESM regression, T5, LoRA, cached, two processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any

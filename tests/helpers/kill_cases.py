@@ -1,7 +1,5 @@
 """Cases of runs that are killed and restarted, and what is looked at when they end."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Mistakes that users make, as rows of a table: what they give, what must be said, and the innocent twin beside it."""
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Callable, Mapping, Sequence

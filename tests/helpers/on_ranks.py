@@ -4,8 +4,6 @@ All checks, or those named, one after the other in one launch; what each found i
 `FOLDER/encoders` holds what `equal_cases.write_encoders` wrote.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Folders as finished runs leave them, small and written by hand, and what their pages say."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

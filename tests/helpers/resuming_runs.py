@@ -1,7 +1,5 @@
 """Small runs of every kind that are interrupted, resumed and compared with the run that nobody interrupted."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small disks, file operations inside a checkpoint that fail, and tiny runs that meet them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

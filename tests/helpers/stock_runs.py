@@ -1,7 +1,5 @@
 """Runs of stock Trainer and of FastTrainer on the same tiny models, which take up each other's checkpoints."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

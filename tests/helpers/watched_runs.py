@@ -1,7 +1,5 @@
 """Runs whose predictions are written beforehand, one column per step, and cost milliseconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`hf-ext train` on each kind of label: what it took the column for, what it leaves behind, and what chance leaves."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

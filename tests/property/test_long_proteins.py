@@ -1,7 +1,5 @@
 """Proteins longer than an encoder takes: cut with one line that says what is lost, or refused where that was asked."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

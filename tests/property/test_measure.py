@@ -1,7 +1,5 @@
 """One measure of what is best: by the loss, or by what the user names; and what the verdict compares in."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 

@@ -1,7 +1,5 @@
 """A few lines predict what the Trainer predicted, from a folder or the Hub, and refuse what they cannot read."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

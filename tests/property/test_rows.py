@@ -1,7 +1,5 @@
 """Rows of a run: what was held out together, by hand; which rows are new to training, and are scored apart."""
 
-from __future__ import annotations
-
 import csv
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`hf-ext train --stock_trainer`: transformers.Trainer itself, the control of `hf-ext compare --baseline stock`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

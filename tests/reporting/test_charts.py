@@ -1,7 +1,5 @@
 """Charts: what is drawn is read back from the figure; a PNG is a file, an SVG text in the page's colours."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Report and card of a run: what a person who was not there reads first, and what no page may do."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """What pages say of a generator's run, beside what it has to beat."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Throughput: numbers worked out by hand on a fake clock, and the same counts from stock Trainer and FastTrainer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

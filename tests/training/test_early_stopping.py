@@ -1,7 +1,5 @@
 """Early stopping, alarms of collapse, metrics of binders and groups: what evaluations decide, log and refuse."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace
