@@ -82,9 +82,6 @@ def test_process_wide_settings_are_switched_back_at_the_end_and_where_no_trainer
     assert torch_settings() == before
 
 
-# --- facts -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "families"), [("frozen", ()), ("lora", ("esm",))])
 def test_of_a_generator_the_encoders_are_known_that_run_in_each_step(demo_encoders, name, families):
     spec = read_encoder(demo_encoders[1], None, name, LoraSettings(r=2))

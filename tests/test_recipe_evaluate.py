@@ -134,8 +134,6 @@ def test_what_is_no_model_is_refused(labelled):
         labelled(Path("absent.csv"))
 
 
-# --- a run -----------------------------------------------------------------------------------------------------------
-
 PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 80
 QUICK = "--num_train_epochs 3 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
 
@@ -231,9 +229,6 @@ def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_pat
     assert found["num_rows"] == 80
     with pytest.raises(ArgumentError, match="run reads binder, antigen; the rows have the sequence columns binder"):
         evaluate("--models", folder, *own, "--sequence_columns", "binder")
-
-
-# --- the name ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

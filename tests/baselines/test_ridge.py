@@ -56,9 +56,6 @@ def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group():
     assert (predicted.tolist(), num_groups) == ([8.0, 2.0, 4.0, 2.0], 2)
 
 
-# --- features of sequences ------------------------------------------------------------------------------------------
-
-
 def test_sequences_of_one_length_are_read_by_position_without_what_never_varies():
     features = SequenceFeatures([["ACD", "AYD", "ACD"]])
     assert (features.name, features.num_features, features.num_counts) == ("one-hot", 2, 2)

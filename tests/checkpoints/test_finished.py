@@ -130,9 +130,6 @@ def test_predictions_that_are_not_finite_are_named_by_row(folder, demo_rows):
         predictor.predict(rows * 3)
 
 
-# --- masked language models -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def masked(tmp_path) -> Path:
     torch.manual_seed(0)
@@ -155,9 +152,6 @@ def test_a_masked_language_model_is_verified_and_its_weights_are_finite(masked):
     change(masked, name, float("nan"))
     with pytest.raises(ArgumentError, match=rf"{name} .* NaN"):
         load_masked(masked)
-
-
-# --- modes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(3)

@@ -38,9 +38,6 @@ def is_free(folder) -> bool:
         return (folder / LOCK).read_text().splitlines()[1] == f"pid={os.getpid()}"
 
 
-# --- one run at a time -----------------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_a_living_process_holds_is_refused_in_one_line(tmp_path):
     with other_run(tmp_path) as pid:
         text = refuse(tmp_path)
@@ -93,9 +90,6 @@ def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_
         kill(pid)
         store.sweep()
         assert os.listdir(tmp_path) == []
-
-
-# --- nobody else's folder --------------------------------------------------------------------------------------------
 
 
 def arguments(folder, **given) -> FastTrainingArguments:
@@ -163,9 +157,6 @@ def test_a_folder_that_this_user_may_not_write_is_refused_by_name():
         shutil.rmtree(top)
 
 
-# --- and goes on as it began -----------------------------------------------------------------------------------------
-
-
 def test_what_the_checkpoint_contradicts_is_refused_before_rows_are_read(tmp_path):
     make_trainer(tmp_path, save_strategy="steps", save_steps=2, learning_rate=1e-3).train()
     words = ["--output_dir", str(tmp_path), "--dataset_name", "no_such_file.csv", "--model_size", "esm2_8M"]
@@ -174,9 +165,6 @@ def test_what_the_checkpoint_contradicts_is_refused_before_rows_are_read(tmp_pat
     for twin in ("", "--learning_rate 1e-3", "--learning_rate 0.5 --resume no"):
         with pytest.raises(HfExtError, match=r"no_such_file\.csv"):
             find_task("masked_lm").main([*words, *twin.split()])
-
-
-# --- two runs ---------------------------------------------------------------------------------------------------------
 
 
 LIMIT_S = 60
@@ -269,9 +257,6 @@ def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, tmp_path, dela
     weights = [name for name in left if name.endswith(".safetensors") and not name.startswith("rank")]
     assert len(weights) >= 4
     assert {name: left[name] for name in weights} == {name: whole[name] for name in weights}
-
-
-# --- trainers without a recipe ----------------------------------------------------------------------------------------
 
 
 class LookAt(TrainerCallback):

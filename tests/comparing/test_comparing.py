@@ -25,9 +25,6 @@ DDP = f"{CPU} --multi_gpu --num_processes 2"
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 
 
-# --- sides ------------------------------------------------------------------------------------------------------------
-
-
 def test_sides_are_presets_yaml_files_and_stock_with_flags_of_their_own(tmp_path) -> None:
     path = tmp_path / "best.yaml"
     path.write_text("learning_rate: 1e-3\n")
@@ -83,9 +80,6 @@ def test_the_command_of_a_side_lets_later_arguments_win() -> None:
     stock = make_command(args, [], Side("stock", "baseline", STOCK), Path("f"), 0)
     assert "--embedding_cache_dir" not in stock  # the stock Trainer has none
     assert stock[-6:] == [*STOCK, "--output_dir", "f"]
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 
 def test_ablations_join_every_round_and_may_fail() -> None:

@@ -77,9 +77,6 @@ def test_bad_input_is_refused_with_its_row(encoder, given, words):
         encoder.encode_rows(*given)
 
 
-# --- batches ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def rows(encoder):
     columns = encoder.encode_rows(["AC", "D", "AC"], ["A", "DD", "CC"], ["C", None, "AA"], [7.5, None, 8.0])

@@ -200,9 +200,6 @@ def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp
     assert "test-00000-of-00001.parquet and test.csv are the same split; keep one" in fault(shards)
 
 
-# --- files that are not what they are called -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "streaming"), [("a.csv", True), ("a.jsonl.gz", False), ("a.parquet", False)])
 def test_pipes_and_devices_are_refused_at_once(tmp_path, name, streaming):
     os.mkfifo(tmp_path / name)

@@ -88,9 +88,6 @@ def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_rows_or_units() 
     assert score["low"] < score["value"] == 0.8 < score["high"] <= 1
 
 
-# --- two models on the same rows ------------------------------------------------------------------------------------
-
-
 def rows(num_rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Labels with ties, and two models that share part of their error."""
     generator = np.random.default_rng(seed)

@@ -73,8 +73,6 @@ def test_size_is_a_count_or_a_share() -> None:
             choose_subset(np.arange(50.0), size=wrong)
 
 
-# --- of datasets and streams ---------------------------------------------------------------------------------------
-
 LABELS = [float(i % 7) for i in range(60)]
 GROUPS = [f"antibody {i % 4}" for i in range(60)]
 TABLE = datasets.Dataset.from_dict({"sequence": ["A"] * 60, "label": LABELS, "antibody": GROUPS})

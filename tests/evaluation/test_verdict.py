@@ -153,8 +153,6 @@ def test_metrics_of_rows_with_several_predictions_are_judged_in_their_own_words(
     )
 
 
-# --- two models, of which neither is trivial --------------------------------------------------------------------------
-
 GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.normal(7, 1, 300)
 NOISE, OTHER = GENERATOR.normal(0, 1, (2, 300))

@@ -166,9 +166,6 @@ def test_first_tokens_that_have_seen_nothing_are_no_pooling(folders):
             build_affinity_model(given, COLUMNS)
 
 
-# --- every other family -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "config", [DistilBertConfig(dim=16, hidden_dim=32, n_heads=2, n_layers=1), ViTConfig(), BartConfig()]
 )

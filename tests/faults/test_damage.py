@@ -207,9 +207,6 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, tmp_path):
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-# --- broken twins -----------------------------------------------------------------------------------------------------
-
-
 class Trusting(CheckpointStore):
     """Takes the highest number, as it is."""
 

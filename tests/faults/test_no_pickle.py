@@ -86,9 +86,6 @@ def probed(runs):
     assert contents(runs.outside) == before
 
 
-# --- pickles ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "bare"])
 @pytest.mark.parametrize("name", BESIDE)
@@ -147,9 +144,6 @@ def test_twin_the_payload_does_run_where_it_is_unpickled(runs, tmp_path):
         (tmp_path / "ran").unlink()
 
 
-# --- paths ------------------------------------------------------------------------------------------------------------
-
-
 def outside_names(folder, outside) -> list[str]:
     """Names for a file outside a checkpoint."""
     relative = os.path.relpath(outside / "model.safetensors", folder)
@@ -192,9 +186,6 @@ def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
         (folder / "manifest.json").rename(folder / "other.json")
         (folder / "manifest.json").symlink_to(folder / "other.json")
     runs.refused(folder, "found a link" if kind == "manifest" else "found a symlink")
-
-
-# --- what is written --------------------------------------------------------------------------------------------------
 
 
 def is_pickle(path) -> bool:

@@ -27,9 +27,6 @@ def by_antigen(values) -> Sampling:
     return Sampling(ResamplingUnits.of("antigen", values), num_resamples=300)
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
 def test_rows_without_a_value_are_left_out_and_few_units_are_not_trusted():
     score = mean_score([1.0, np.nan, 3.0], by_antigen(["a", "b", "c"]))
     assert (score["value"], score["n"], score["num_units"]) == (2.0, 2, 2)
@@ -147,9 +144,6 @@ def test_patterns_pass_a_pair_of_domains_and_nothing_else():
     assert find_cdr3(light()) is None  # FGxG is no heavy chain's motif
 
 
-# --- discriminators ---------------------------------------------------------------------------------------------------
-
-
 def test_columns_are_told_by_their_names():
     found = find_roles(["antibody_heavy", "Antibody-Light", "antigen sequence"])
     assert [*found.values()] == ["heavy", "light", "antigen"]
@@ -196,9 +190,6 @@ def test_a_model_of_classes_judges_no_antibodies(demo_encoders, tmp_path):
         part.save_pretrained(tmp_path)
     with pytest.raises(ArgumentError, match="predicts classification: antibodies are judged by one number per row"):
         Discriminator.from_pretrained(tmp_path, device="cpu")
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 def planted_cdr3(antigen: str) -> str:
@@ -318,8 +309,6 @@ def test_what_is_ignored_or_not_better_or_has_too_few_antigens_comes_first(good,
     with pytest.raises(DataError, match="no outputs to judge"):
         judge_generated(good.select([]), training, held_out, by_antigen(good.antigens))
 
-
-# --- gates ------------------------------------------------------------------------------------------------------------
 
 GOOD = {
     1: {"token_loss": 0.1, "reproduced": 0.9, "valid": 0.5},

@@ -60,9 +60,6 @@ def read_fasta(path="antibodies.fasta"):
     return re.findall(r">(.*)\n(.*)\n", Path(path).read_text())
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
-
-
 def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(memorising):
     rows = sample(memorising, "--num_samples", 10, "--temperature", 1)
     assert [*rows[0]] == [*COLUMNS, "cdr_h3"]
@@ -176,9 +173,6 @@ def test_a_heavy_chain_alone_is_valid_where_training_had_some(memorising, folder
     assert (row["valid"], row["light"], len(read_fasta())) == ("yes", "", 2)
 
 
-# --- where models come from -------------------------------------------------------------------------------------------
-
-
 def test_a_pushed_model_is_sampled_by_its_name_with_the_same_outputs(untrained, monkeypatch):
     given = ("--num_samples", 3, "--max_new_tokens", 30)
     expected = sample(untrained, *given)
@@ -188,9 +182,6 @@ def test_a_pushed_model_is_sampled_by_its_name_with_the_same_outputs(untrained, 
         assert sample("me/generator", *given) == expected
         with pytest.raises(ArgumentError, match=r"at revision .*did not hand it out"):
             sample("me/generator", *given, "--revision", "v9")
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def contents(folder):

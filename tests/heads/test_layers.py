@@ -86,9 +86,6 @@ def test_the_doctor_counts_the_layers_that_run_alone():
     assert half.flops == pytest.approx(whole.flops / 2, rel=0.01)
 
 
-# --- chosen ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     """An ESM-2 of three layers, of which the second and third drown what the first one put out."""

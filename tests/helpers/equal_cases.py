@@ -49,9 +49,6 @@ LABELLED = {  # case -> labels of `labelled_rows`, how the encoder trains, and a
 }
 
 
-# --- building -------------------------------------------------------------------------------------------------------
-
-
 def write_encoders(folder: Path) -> None:
     """A BERT, a T5 and an ESM encoder in `folder`, without dropout, which no two process counts draw alike."""
     bert, esm = make_demo_encoders(folder)
@@ -136,9 +133,6 @@ def train(case: str, folder: Path, num_processes: int, encoders: Path, broken: b
     assert trainer.args.world_size == num_processes
     trainer.train()
     return trainer
-
-
-# --- comparing ------------------------------------------------------------------------------------------------------
 
 
 def gathered(trainer) -> dict[str, torch.Tensor]:

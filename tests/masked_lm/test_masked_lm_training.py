@@ -78,9 +78,6 @@ def batches_by_epoch(seen, per_epoch: int) -> list[list[list[int]]]:
     return [sorted(row for batch in seen[i : i + per_epoch] for row in batch) for i in range(0, len(seen), per_epoch)]
 
 
-# --- the epoch -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("trainer_cls", [FastTrainer, transformers.Trainer])
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -124,9 +121,6 @@ def test_a_streams_passes_are_epochs_too(rows, tmp_path, explicit):
     splits = prepare_splits({"train": rows.to_iterable_dataset()}, args, collator.columns, stock=explicit is not None)
     build_trainer(model, args, collator, splits, explicit).train()
     assert batches_by_epoch(seen, 3) == [masked_for(epoch, rows) for epoch in range(3)]
-
-
-# --- resuming --------------------------------------------------------------------------------------------------------
 
 
 def final_weights(folder, train_rows, collator=None, resume=None, **given) -> dict[str, torch.Tensor]:
@@ -175,9 +169,6 @@ def test_stock_trainer_starts_a_stream_over_that_it_resumes_in_its_second_pass(r
     whole = batches("whole")
     left = batches("left", str(tmp_path / "whole" / "checkpoint-5"))
     assert left != whole[5:]  # when this fails, Trainer resumes streams after their first pass: drop our sampler
-
-
-# --- the control -----------------------------------------------------------------------------------------------------
 
 
 def trained_weights(rows, folder, explicit, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -44,9 +44,6 @@ def test_what_autograd_keeps_counts_until_the_backward_pass():
     assert ledger.current == {WEIGHTS: 512, GRADIENTS: 512, OTHER: 0}
 
 
-# --- bytes by formula -------------------------------------------------------------------------------------------------
-
-
 # 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
 TABLE, MATRIX, BIAS = 6400, 8192, 128
 
@@ -93,9 +90,6 @@ def test_a_frozen_base_in_half_precision_takes_half():
     size = sum(layer.weight.numel() for layer in layers)
     assert size == 2 * (4 * 64 * 64 + 2 * 64 * 256)
     assert weight_bytes(model) - weight_bytes(model, layers) == 2 * size
-
-
-# --- a few layers for the whole model ---------------------------------------------------------------------------------
 
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
@@ -164,9 +158,6 @@ def test_the_model_itself_is_left_as_it_was():
     assert before == after
     assert not model.is_activation_checkpointing
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-# --- any model --------------------------------------------------------------------------------------------------------
 
 
 def deep_net(kind=nn.Sequential):

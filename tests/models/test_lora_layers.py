@@ -33,8 +33,6 @@ def make_still_esm(cls, layers=1):
     return make_esm(cls, num_hidden_layers=layers, **NO_DROPOUT).eval()
 
 
-# --- which layers ----------------------------------------------------------------------------------------------------
-
 ESM_LAYER = {
     "attention.self.query",
     "attention.self.key",
@@ -121,8 +119,6 @@ def test_what_cannot_be_adapted_or_merged_is_refused(make_affinity):
     with pytest.raises(ArgumentError, match="EsmModel has no adapters to merge: train with --use_peft"):
         merged_copy(make_still_esm(EsmModel))
 
-
-# --- merging ---------------------------------------------------------------------------------------------------------
 
 KINDS = [EXACT, *(LoraSettings(2, 16, 0.0, kwargs={kind: True}) for kind in ("use_rslora", "use_dora"))]
 

@@ -45,9 +45,6 @@ def test_a_pooler_is_no_layer_and_frozen_matrices_and_adapters_do_not_count():
     assert names_of(wrap_with_lora(EsmForSequenceClassification(ESM), LoraSettings(r=2))) == set()
 
 
-# --- steps -----------------------------------------------------------------------------------------------------------
-
-
 def make_small_net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -231,9 +228,6 @@ def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name)
     assert equal_trees(plain[:3], ours[:3])
     assert ours[3] == [step == 3 for step in range(6)]  # of a fused kernel on the device accelerate sees nothing
     assert ours[1]["scale"] == 8.0  # 4, doubled after two steps, halved by the third, doubled again
-
-
-# --- in the middle of a run ------------------------------------------------------------------------------------------
 
 
 # --- states and copies -----------------------------------------------------------------------------------------------

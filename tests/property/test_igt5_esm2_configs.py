@@ -83,8 +83,6 @@ def test_every_run_trains_as_it_says(config, train, tmp_path):
     assert len(AffinityPredictor.from_pretrained(folder).columns) == 3
 
 
-# --- the disk ---------------------------------------------------------------------------------------------------------
-
 SCALE = 150  # 9 GB of output folder become 60 MB; a checkpoint is 10 MB here, not 37
 BUDGET_GB = 9 / SCALE
 OFTEN = ["--save_minutes", "0.00001", "--max_steps", "18"]  # a checkpoint after every step

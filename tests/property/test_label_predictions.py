@@ -94,9 +94,6 @@ def test_numbers_have_no_probabilities(predictors):
         predictors["numbers"].predict_proba(make_rows("numbers"))
 
 
-# --- the temperature --------------------------------------------------------------------------------------------------
-
-
 def test_the_temperature_makes_a_model_as_sure_as_it_is_right():
     logits, labels = np.array([[2.0, 0.0]] * 5), np.array([0, 0, 0, 1, -100])
     # Three of four are right, so 2 / T = log(3); of a set likewise.

@@ -125,9 +125,6 @@ def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(traine
     np.testing.assert_allclose(found, predictor.predict(chosen), atol=2e-5)
 
 
-# --- trainers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def lacking(demo_rows):
     """120 demo rows, every third without a light chain."""
@@ -221,9 +218,6 @@ def test_a_training_set_in_which_all_rows_lack_the_chain_is_refused(make, lackin
         trainer = make(tmp_path / str(len(speedups)), rows=rows, speedups=speedups)
         with pytest.raises(DataError, match="None of 120 training rows has input 'light'"):
             trainer.train()
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

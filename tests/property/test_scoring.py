@@ -152,9 +152,6 @@ def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_traine
     assert alone.verdict.text.endswith("All rows have the same clone: no interval can be had from one.")
 
 
-# --- data in which a baseline must win --------------------------------------------------------------------------------
-
-
 def random_rows(num_rows: int, seed: int, heavy=ANTIBODIES) -> dict[str, list[str]]:
     """Antigens of 8 to 14 random residues, against few heavy chains."""
     generator = np.random.default_rng(seed)

@@ -62,9 +62,6 @@ def lines_by_name(figure: Figure) -> dict[str, Any]:
     return {name: found[name] for name in (text.split(" (")[0] for text in legend(figure))}
 
 
-# --- learning curves --------------------------------------------------------------------------------------------------
-
-
 def test_a_loss_plot_draws_every_curve_and_names_its_lowest_evaluation(tmp_path, figures) -> None:
     path = plot_loss(LOG, tmp_path / "new" / "loss.png")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -111,9 +108,6 @@ def test_a_log_without_a_loss_or_a_step_is_refused(tmp_path) -> None:
             plot_loss(log, tmp_path / "loss.png")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_scatter_draws_measured_across_and_predicted_up_on_equal_axes(tmp_path, figures) -> None:
     plot_scatter([[1.0], [2.0], [math.nan]], np.array([5.0, 6.0, 7.0]), tmp_path / "s.png", "Test", "RMSE 4.0")
     axes = figures[0].axes[0]
@@ -137,9 +131,6 @@ def test_more_than_1500_rows_are_drawn_as_density_that_holds_every_row() -> None
     assert (counts.sum(), counts.min() >= 1) == (1501, True)
     assert f"1,501 test rows in cells, stronger in colour with more rows (at most {int(counts.max())})" in dense.caption
     assert len(dots.figure.axes[0].collections[0].get_offsets()) == 1500
-
-
-# --- in a page --------------------------------------------------------------------------------------------------------
 
 
 def test_charts_stand_in_one_page_in_its_colours_and_load_nothing() -> None:

@@ -130,9 +130,6 @@ def test_json_is_strict(tmp_path):
     }
 
 
-# --- written and read -------------------------------------------------------------------------------------------------
-
-
 def test_a_record_that_was_written_is_read_back_equal_and_its_keys_keep_their_order(recorded, tmp_path):
     written = to_json(recorded)
     assert [*written] == [

@@ -25,7 +25,6 @@ from tiny_generators import make_generator
 
 from hf_ext.evaluation import ResamplingUnits
 
-# --- a generator ------------------------------------------------------------------------------------------------------
 
 ANTIGENS = random_antigens(12, seed=1)
 NEW = "ARDDDEEEFFFY"  # of an output that stands in no training row

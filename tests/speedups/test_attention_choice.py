@@ -24,9 +24,6 @@ def implementations(model) -> list[str]:
     return [encoder.config._attn_implementation for encoder in find_encoders(model)]
 
 
-# --- what it does to a model -----------------------------------------------------------------------------------------
-
-
 def count_sdpa(model) -> int:
     with torch.profiler.profile() as profile, torch.no_grad():
         model(**pad_rows(make_rows(4)))
@@ -55,9 +52,6 @@ def test_a_model_that_was_trained_with_it_is_saved_without_its_name(tmp_path):
     reloaded = EsmForMaskedLM.from_pretrained(tmp_path / "saved")
     assert implementations(reloaded) == ["sdpa"]
     assert largest_weight_difference(reloaded, ours.model.cpu()) == 0
-
-
-# --- kernels that do not hold ----------------------------------------------------------------------------------------
 
 
 def states_and_settings(model):
@@ -151,9 +145,6 @@ def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path,
     assert decision.status == "skipped"
     assert "gradients" in decision.reason
     assert implementations(trainer.model) == ["sdpa"]
-
-
-# --- towers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("flash")

@@ -69,9 +69,6 @@ def status(trainer, *names):
     return [trainer.plan[name].status for name in names]
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
-
-
 def focal(logits, labels, vocab_size=None, num_items_in_batch=None, **kwargs):
     losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     counted = labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch
@@ -126,9 +123,6 @@ def test_the_loss_of_the_users_own_is_what_trains(tmp_path, make_collator, make_
     assert vars(trainer.model).get("forward") == mine
 
 
-# --- batches ----------------------------------------------------------------------------------------------------------
-
-
 def cut(batch):
     """Hides the second half of every row."""
     mask = batch["attention_mask"]
@@ -157,9 +151,6 @@ def test_so_is_a_trainer_that_does(tmp_path, make_collator, mixin):
     trainer.end()
 
 
-# --- attention weights ------------------------------------------------------------------------------------------------
-
-
 class ReadsScores:
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         outputs = model(**inputs, output_attentions=True)
@@ -179,9 +170,6 @@ def test_a_loss_that_reads_attentions_gets_them(tmp_path, make_collator):
     assert found == pytest.approx(expected, rel=1e-5)
     assert "scores of the model's eager attention may be read" in trainer.plan["attention"].reason
     trainer.end()
-
-
-# --- layers -----------------------------------------------------------------------------------------------------------
 
 
 class Relu(EsmIntermediate):
@@ -226,9 +214,6 @@ def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name)
     trainer.end()
     mine = [m for m in make_model().modules() if "forward" in vars(m)]
     assert len([m for m in trainer.model.modules() if "forward" in vars(m)]) == len(mine)
-
-
-# --- losses that read padding -----------------------------------------------------------------------------------------
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "token_dropout": False}
@@ -338,9 +323,6 @@ def test_what_reads_no_padding_trains_as_ever(tmp_path):
     assert trainer.plan["packing"].status == "applied"
     assert ours == pytest.approx(stock, rel=1e-5)
     trainer.end()
-
-
-# --- trainers side by side --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -94,9 +94,6 @@ def test_without_patience_nothing_is_decided_logged_or_saved(tmp_path):
     assert not list(tmp_path.rglob("early_stopping*"))
 
 
-# --- resuming ------------------------------------------------------------------------------------------------------
-
-
 class Forgetful(FastTrainer):
     """Resumes without what early stopping compares with: the broken twin."""
 
@@ -139,9 +136,6 @@ def test_a_run_that_has_stopped_trains_on_only_with_another_patience(tmp_path):
     assert longer.state.global_step == 5
 
 
-# --- other metrics, and what is refused ----------------------------------------------------------------------------
-
-
 def test_masked_models_are_compared_by_the_loss_over_all_masked_residues(tmp_path, make_affinity, demo_rows):
     given = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "token_loss"}
     case = replace(Case("table"), given=tuple({**given, "early_stopping_patience": 2, "max_steps": 8}.items()))
@@ -179,9 +173,6 @@ def test_what_cannot_be_compared_is_refused_before_training_with_the_remedy(tmp_
     make(**given)
     with pytest.raises(ArgumentError, match=message):
         make(early_stopping_patience=3, **given)
-
-
-# --- alarms of collapse -----------------------------------------------------------------------------------------------
 
 
 GOOD = model_of(0.3)
@@ -267,9 +258,6 @@ def test_classes_stop_in_their_log_loss_and_their_collapse_is_alarming(tmp_path)
         make_trainer(tmp_path / "mcc", make_script(good, labels=labels), **given | {"metric_for_best_model": "mcc"})
 
 
-# --- binders -----------------------------------------------------------------------------------------------
-
-
 METRICS = RowMetrics(9.0)
 KEEPING_BEST = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
 
@@ -306,8 +294,6 @@ def test_evaluations_of_all_rows_of_a_subset_and_after_training_say_what_the_fin
     assert says(part.evaluate(), "eval_", models[-1])
     assert says(part.evaluate(make_script(*models).select(range(150))), "eval_", models[-1], slice(150))
 
-
-# --- the best model ---------------------------------------------------------------------------------------------------
 
 # Recall is highest at step 1, precision at 3 and undefined at 2, the order of all rows best at 4.
 HIGH, NOTHING = model_of(1.0) + 2.0, np.minimum(model_of(1.5), 8.9)
@@ -364,8 +350,6 @@ def test_a_finished_run_keeps_its_best_model_though_another_metric_is_allowed(tm
     assert again.state.best_global_step == first.state.best_global_step < 4
     assert (tmp_path / f"checkpoint-{first.state.best_global_step}").is_dir()
 
-
-# --- early stopping ---------------------------------------------------------------------------------------------------
 
 WORSENING = [model_of(0.2), *(model_of(1.5, i) - 1.0 for i in range(1, 6))]
 

@@ -114,9 +114,6 @@ CASES = {
 }
 
 
-# --- the gradient of a split batch -----------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", CASES)
 def test_esm_has_one_gradient_and_one_loss_however_the_batch_is_split(kind, tmp_path):
@@ -175,9 +172,6 @@ def test_an_affinity_model_has_one_gradient_and_a_label_of_minus_100_counts(make
         assert split_loss == pytest.approx(expected, rel=1e-5)
     _, stock_loss, _ = step(STOCK, (4, 4))
     assert stock_loss == pytest.approx(expected * 16 / 15, rel=1e-5)  # Trainer does not count that row
-
-
-# --- the loss itself -------------------------------------------------------------------------------------------------
 
 
 HEADS = {"ForMaskedLM": ["masked"], "ForConditionalGeneration": ["masked"], "ForTokenClassification": ["token"]}
@@ -256,9 +250,6 @@ def test_gpt2_counts_what_it_predicts_however_a_step_is_split_and_stock_trainer_
     # When this fails, transformers counts right: `_with_next_labels` can go.
     assert stock_loss == pytest.approx(loss * (num_tokens - 16) / num_tokens, rel=1e-5)
     assert distance(stock * num_tokens / (num_tokens - 16), whole) < 1e-5
-
-
-# --- when it is used -------------------------------------------------------------------------------------------------
 
 
 class OwnLoss(transformers.EsmForMaskedLM):

@@ -127,8 +127,6 @@ def test_a_subset_is_evaluated_while_a_run_trains(name, training, demo_encoders,
     assert "eval_full_loss" in logged[-1]
 
 
-# --- residues of frozen encoders --------------------------------------------------------------------------------------
-
 CACHED = {"speedups": ["embedding_cache"], "max_steps": 2, "per_device_train_batch_size": 5}
 
 

@@ -21,9 +21,6 @@ def model(request):
     return make_named(request.param)
 
 
-# --- sizes ------------------------------------------------------------------------------------------------------------
-
-
 def count_parameters(architecture, size, part=("encoder.", "decoder.")):
     """Of the layers alone: without the embeddings of tokens and affinities, and without the LSTM's output."""
     with torch.device("meta"):
@@ -44,9 +41,6 @@ def count_parameters(architecture, size, part=("encoder.", "decoder.")):
 )
 def test_architectures_have_the_sizes_of_the_specification(architecture, numbers):
     assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
-
-
-# --- padding ----------------------------------------------------------------------------------------------------------
 
 
 def pad_left(batch):
@@ -107,9 +101,6 @@ def test_no_token_sees_later_ones(model):
     assert (before - after)[:, 5:].abs().max() > 0.01
 
 
-# --- antigens that rows share -----------------------------------------------------------------------------------------
-
-
 def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
     batch = make_batch()
     seen = []
@@ -136,9 +127,6 @@ def test_a_batch_that_does_not_fit_together_is_refused():
             make_generator()(**{**make_batch(), **change})
 
 
-# --- affinity ---------------------------------------------------------------------------------------------------------
-
-
 def test_affinity_changes_what_is_written_and_unknown_is_one_thing(model):
     batch = make_batch()
     unknown = {**batch, "affinity": torch.full((4,), math.nan)}
@@ -161,9 +149,6 @@ def test_affinity_is_standardised_by_the_configuration_and_hidden_in_training_on
     assert torch.equal(model(**batch).logits, model(**unknown).logits)
 
 
-# --- loss -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_loss_is_the_mean_over_target_tokens_or_by_the_number_given(model):
     batch = make_batch()
     output = model(**batch)
@@ -180,9 +165,6 @@ def test_every_weight_gets_a_gradient_with_and_without_affinities(model):
         model.train().zero_grad()
         model(**{**make_batch(), "affinity": affinity}).loss.backward()
         assert [key for key, p in model.named_parameters() if p.grad is None] == []
-
-
-# --- saving -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_saved_writes_the_same(model, tmp_path):
@@ -231,9 +213,6 @@ def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
         optimizer.zero_grad()
     written = [decode_pair(row) for row in model.generate(**batch, max_new_tokens=20).tolist()]
     assert written == [AntibodyPair("EVQLVESGG", "DIQMT"), AntibodyPair("QVQ")]
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
 
 
 def decode_step_by_step(model, batch, ids, forgets_at=None):
