@@ -10,10 +10,7 @@ from stock_twins import PlainClassifier, make_model, make_rows, run, run_both, s
 from token_rows import pad_rows
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import (
-    Trainer,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainingArguments
 
 from hf_ext.errors import ArgumentError, NotFiniteError
 from hf_ext.trainer import FastTrainer

@@ -103,11 +103,7 @@ def enter(folder) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("x" * 256, "File name too long"),
-        ("file/below", "Not a directory"),
-        ("/proc/x", "No such file"),
-    ],
+    [("x" * 256, "File name too long"), ("file/below", "Not a directory"), ("/proc/x", "No such file")],
 )
 def test_a_path_that_cannot_be_a_folder_is_refused_by_name(tmp_path, name, reason):
     (tmp_path / "file").write_text("mine")

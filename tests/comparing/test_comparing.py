@@ -49,7 +49,7 @@ def test_every_applied_speedup_is_left_out() -> None:
     statuses = {"a": "applied", "b": "skipped", "c": "off"}
     plan = PlanRecord(decisions=[DecisionRecord(name, status) for name, status in statuses.items()])
     assert make_ablations(Side("fast", "optimized", ("--preset", "p"), launch=(CPU,)), plan) == [
-        Side("without a", "without", ("--preset", "p", "--without", "a", "c"), speedup="a", launch=(CPU,)),
+        Side("without a", "without", ("--preset", "p", "--without", "a", "c"), speedup="a", launch=(CPU,))
     ]
 
 

@@ -11,13 +11,7 @@ import torch
 from equal_cases import COLUMNS, write_encoders
 from hub_server import Fault, serve_hub
 from locations import HELPERS
-from on_ranks import (
-    BATCHES,
-    TASKS,
-    evaluates,
-    make_few_antigens,
-    stops_early,
-)
+from on_ranks import BATCHES, TASKS, evaluates, make_few_antigens, stops_early
 from ranks import run_on_ranks
 from small_evaluations import make_rows
 

@@ -82,11 +82,7 @@ def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"pKd": ["strong"] * 60}, "strong"),
-        ({"heavy": ["EVQL1"] * 60}, "heavy"),
-    ],
+    ("columns", "message"), [({"pKd": ["strong"] * 60}, "strong"), ({"heavy": ["EVQL1"] * 60}, "heavy")]
 )
 def test_rows_that_the_run_would_refuse_stop_it_here(demo_encoders, tmp_path, columns, message):
     data = write_table(tmp_path / "data.csv", **columns)

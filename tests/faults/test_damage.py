@@ -4,18 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faulty_runs import (
-    NUM_STEPS,
-    KilledRun,
-    bits,
-    contents,
-    flip,
-    make_lora,
-    make_rows,
-    messages,
-    names,
-    zero_block,
-)
+from faulty_runs import NUM_STEPS, KilledRun, bits, contents, flip, make_lora, make_rows, messages, names, zero_block
 from miniature_esm import make_narrow_esm
 from transformers import TrainerCallback
 

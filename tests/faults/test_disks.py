@@ -349,10 +349,7 @@ def train_within(folder, combination, base, num_saves, trainer=FastTrainer):
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("combination", "num_saves"),
-    [
-        *((each, 12) for each in BUDGETS),
-        *(pytest.param(each, 50, marks=pytest.mark.nightly) for each in COMBINATIONS),
-    ],
+    [*((each, 12) for each in BUDGETS), *(pytest.param(each, 50, marks=pytest.mark.nightly) for each in COMBINATIONS)],
     ids=str,
 )
 def test_a_run_never_holds_more_than_its_budget(combination, num_saves, tmp_path, base):

@@ -14,11 +14,7 @@ from hf_ext.training_args import FastTrainingArguments
 
 GB = 10**9
 FOLDERS = ("output_dir", "cache_dir", "hub_cache")
-TASKS = {
-    AffinityArguments: "affinity",
-    MaskedLMArguments: "masked_lm",
-    GeneratorArguments: "generation",
-}
+TASKS = {AffinityArguments: "affinity", MaskedLMArguments: "masked_lm", GeneratorArguments: "generation"}
 CALM = {
     "in_colab": False,
     "drive_is_mounted": False,

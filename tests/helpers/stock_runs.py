@@ -9,13 +9,7 @@ from datasets import Dataset
 from faulty_runs import Watch, make_lora, make_rows
 from miniature_esm import make_narrow_esm
 from token_rows import stack_rows
-from transformers import (
-    EsmForMaskedLM,
-    T5Config,
-    T5ForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import EsmForMaskedLM, T5Config, T5ForSequenceClassification, Trainer, TrainingArguments
 
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

@@ -111,10 +111,7 @@ def test_a_class_that_was_asked_for_is_kept_and_one_that_is_not_there_refused():
 
 def test_only_the_contact_head_of_esm_is_without_a_gradient():
     model = tiny_esm()
-    assert [*unused_parameters(model)] == [
-        "esm.contact_head.regression.weight",
-        "esm.contact_head.regression.bias",
-    ]
+    assert [*unused_parameters(model)] == ["esm.contact_head.regression.weight", "esm.contact_head.regression.bias"]
     for parameter in unused_parameters(model).values():
         parameter.requires_grad_(False)
     assert unused_parameters(model) == {}

@@ -202,8 +202,7 @@ def compile_blocks(model, backend):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("name", "kernel"),
-    [("masked language model", "blocked"), ("T5 encoder", "padded"), ("ESM C encoder", "padded")],
+    ("name", "kernel"), [("masked language model", "blocked"), ("T5 encoder", "padded"), ("ESM C encoder", "padded")]
 )
 def test_compiled_blocks(fresh_compiler, name, kernel):
     model = compile_blocks(packed(HEADS[name](), kernel, round_up=True), "aot_eager")

@@ -58,12 +58,7 @@ def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
     for metric, metrics, loss, message in (
         ("recall", RowMetrics(), "mse", "recall needs a --binder_threshold that divides the labels"),
         ("f1", RowMetrics(9.0), "ranking", "have no unit.*Give average_precision"),
-        (
-            "recal",
-            RowMetrics(9.0),
-            "mse",
-            "'recal': allowed are loss, spearman, .*, recall, .*, num",
-        ),
+        ("recal", RowMetrics(9.0), "mse", "'recal': allowed are loss, spearman, .*, recall, .*, num"),
         ("f1", RowMetrics(kind=CLASSES), "mse", "'f1': allowed are loss, accuracy, .*, mcc, macro_f1"),
     ):
         with pytest.raises(ArgumentError, match=message):

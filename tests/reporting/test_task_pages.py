@@ -15,16 +15,10 @@ from inside import (
     judge_generated,
 )
 from memorising_generator import save_generator
-from report_runs import (
-    read_pages,
-    section,
-    table_rows,
-    write_run,
-)
+from report_runs import read_pages, section, table_rows, write_run
 from tiny_generators import make_generator
 
 from hf_ext.evaluation import ResamplingUnits
-
 
 ANTIGENS = random_antigens(12, seed=1)
 NEW = "ARDDDEEEFFFY"  # of an output that stands in no training row

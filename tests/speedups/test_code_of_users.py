@@ -198,10 +198,7 @@ def of_class(part, cls):
 
 @pytest.mark.parametrize(
     ("make_model", "name"),
-    [
-        (of_class(EsmIntermediate, Relu), "fused_gelu"),
-        (of_class(EsmModel, HalvedInTraining), "packing"),
-    ],
+    [(of_class(EsmIntermediate, Relu), "fused_gelu"), (of_class(EsmModel, HalvedInTraining), "packing")],
     ids=["feed-forward", "encoder"],
 )
 def test_layers_of_the_users_own_stay(tmp_path, make_collator, make_model, name):

@@ -490,13 +490,7 @@ def trains_contacts(model):
         ("muon", {}, MUON, "applied", ""),
         ("cpu_offload", {}, HOST, "refused", "fsdp2_offload.yaml"),
         ("cpu_offload", {}, {}, "off", ""),
-        (
-            "cpu_offload",
-            OFFLOADS,
-            {},
-            "applied",
-            "FSDP2 keeps weights, gradients and the states of adamw",
-        ),
+        ("cpu_offload", OFFLOADS, {}, "applied", "FSDP2 keeps weights, gradients and the states of adamw"),
         ("cpu_offload", OFFLOADS, {"optim": "lion_8bit"}, "refused", "use --optim adamw_torch_fused"),
     ],
 )

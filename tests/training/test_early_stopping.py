@@ -310,8 +310,7 @@ def best_step(folder, metric, **given) -> int | None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("metric", "step", "num_rows"),
-    [("recall", 1, 150), ("precision", 3, 150), ("average_precision", 4, None)],
+    ("metric", "step", "num_rows"), [("recall", 1, 150), ("precision", 3, 150), ("average_precision", 4, None)]
 )
 def test_each_metric_chooses_its_own_best_model_on_all_rows_and_beside_a_subset(tmp_path, metric, step, num_rows):
     assert best_step(tmp_path, metric, eval_subset=num_rows) == step
