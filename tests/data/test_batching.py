@@ -37,9 +37,6 @@ def broken_rules(batches, lengths, max_tokens, packed, max_batch_size=None) -> l
     return wrong
 
 
-# --- by tokens: plans -------------------------------------------------------------------------------------------------
-
-
 @MODES
 @pytest.mark.parametrize(("num", "max_tokens", "world_size"), [(3000, 4096, 1), (500, 1100, 4)])
 def test_each_epoch_has_every_row_once_within_the_budget_in_equally_many_batches(packed, num, max_tokens, world_size):

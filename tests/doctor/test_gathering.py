@@ -125,24 +125,25 @@ def test_a_dataset_of_the_hub_is_left_alone():
     assert "not downloaded" in facts.dry_run.notes[0]
 
 
-def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(tmp_path):
+@pytest.fixture
+def stream(tmp_path):
+    """A model and a stream of 40 proteins."""
     path = tmp_path / "proteins.fasta"
     path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
     data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
-    shape = MaskedLMArguments(model_size="demo")
-    facts = look("t4", model=shape, data=data, max_steps=100, per_device_train_batch_size=4)
+    return {"model": MaskedLMArguments(model_size="demo"), "data": data}
+
+
+def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(stream):
+    facts = look("t4", **stream, max_steps=100, per_device_train_batch_size=4)
     assert facts.dry_run.problems == []
     rows = main(facts).stage.num_rows["train"]
     assert main(facts).stage.num_tokens == 32 * rows
     assert (main(facts).schedule.steps, main(facts).schedule.epochs) == (100, pytest.approx(400 / rows))
 
 
-def test_a_stream_without_a_number_of_steps_stops(tmp_path):
-    path = tmp_path / "proteins.fasta"
-    path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
-    data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
-    shape = MaskedLMArguments(model_size="demo")
-    (finding,) = look(model=shape, data=data).dry_run.problems
+def test_a_stream_without_a_number_of_steps_stops(stream):
+    (finding,) = look(**stream).dry_run.problems
     assert (finding.name, finding.level, finding.remedy) == ("stream", "stops", "--max_steps N")
 
 

@@ -230,9 +230,6 @@ def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name)
     assert ours[1]["scale"] == 8.0  # 4, doubled after two steps, halved by the third, doubled again
 
 
-# --- states and copies -----------------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_stepped_there_is_refused_by_name():
     with pytest.raises(ArgumentError, match=r"Linear is no torch\.optim\.Optimizer"):
         HostOptimizer(nn.Linear(1, 1))

@@ -108,9 +108,6 @@ def test_left_padding_and_empty_rows(name, kernel):
         assert largest_error(packed(HEADS[name](), kernel), HEADS[name](), batch, without_empty_rows) < BOUND
 
 
-# --- broken twins: each is what packing would be if one part were forgotten -----------------------------------------
-
-
 def leaking(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, **kwargs):
     """Attends over the whole packed row."""
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
@@ -142,9 +139,6 @@ def test_the_comparison_tells_shared_positions_a_wrong_bias_and_token_dropout_ov
     monkeypatch.setattr(VarlenLayout, "columns", property(lambda s: torch.zeros(1, len(s.indices), dtype=torch.long)))
     for make in (tiny_esm, tiny_esmc):
         assert largest_error(packed(make()), make(), batch) > 100 * BOUND
-
-
-# --- ways to train ---------------------------------------------------------------------------------------------------
 
 
 def with_lora(model, targets):
@@ -181,9 +175,6 @@ def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
         with torch.autocast("cpu", dtype):
             new, old = (real_outputs(model, make_batch()) for model in (packed(make()), make()))
         assert relative_error(new, exact) < 2 * relative_error(old, exact) < 0.2
-
-
-# --- per-block compile -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -259,9 +250,6 @@ def test_what_has_no_packed_form_is_answered_plainly(name):
     assert equal_outputs(found, expected)
 
 
-# --- attention that would leak ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
 def test_attention_that_would_leak_is_an_error_with_a_way_out(model, name):
@@ -273,9 +261,6 @@ def test_attention_that_would_leak_is_an_error_with_a_way_out(model, name):
         model(**make_batch())
     assert keeps_sequences_apart(find_encoders(use_kernel(model))[0])
     assert relative_error(real_outputs(model, make_batch()), expected) == 0
-
-
-# --- names, saving, copies, undoing -----------------------------------------------------------------------------------
 
 
 def test_saving_and_loading_know_nothing_of_packing(model, tmp_path):
@@ -321,9 +306,6 @@ def test_trainer_sees_the_arguments_that_the_encoder_had():
         assert {"input_ids", "attention_mask", "inputs_embeds"} < {*names}
     labels = inspect.signature(packed(tiny_esm()).forward).parameters
     assert {"input_ids", "attention_mask", "labels"} < labels.keys()
-
-
-# --- which encoders ---------------------------------------------------------------------------------------------------
 
 
 def test_encoders_inside_other_models_are_found_and_decoders_are_not():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
+from stock_twins import SIZES
 from token_rows import pad_rows
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -15,18 +16,8 @@ from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 pytestmark = pytest.mark.internals
-SMALL = {
-    "vocab_size": 24,
-    "pad_token_id": 1,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "attention_dropout": 0.0,
-    "classifier_dropout": 0.0,
-}
+NO_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "classifier_dropout")
+SMALL = {**SIZES, **dict.fromkeys(NO_DROPOUT, 0.0)}
 MORE = {
     "Esm": {"mask_token_id": 23, "position_embedding_type": "rotary"},
     "Albert": {"embedding_size": 16, "classifier_dropout_prob": 0.0},
