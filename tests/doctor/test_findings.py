@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from doctored import FOLDERS, GB, change, healthy, look, main, names
+from doctored import FOLDERS, GB, change, gather_facts, healthy, main, names
 from inside import find_problems
 
 from hf_ext.checkpoints import Sizes
@@ -104,10 +104,10 @@ def test_nothing_fires_where_the_situation_is_not_met(name):
 
 
 def test_bf16_on_a_t4_stops_and_names_fp16():
-    (finding,) = find_problems(look("t4", bf16=True))
+    (finding,) = find_problems(gather_facts("t4", bf16=True))
     assert (finding.level, finding.remedy) == ("stops", "use --fp16")
     assert "precision: bf16 is not native on T4" in finding.text
-    assert names(look("a100", bf16=True)) == []
+    assert names(gather_facts("a100", bf16=True)) == []
 
 
 def test_an_old_or_missing_package_stops_with_the_pip_command():

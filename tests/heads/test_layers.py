@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from doctored import look, main
+from doctored import gather_facts, main
 from inside import build_affinity_model
 from protein_families import FAMILIES, write_family
 from transformers import AutoModel, AutoModelForTextEncoding, EsmConfig, EsmModel, EsmTokenizer
@@ -82,7 +82,7 @@ def test_a_layer_that_is_not_there_is_refused(layer, said, tmp_path):
 
 
 def test_the_doctor_counts_the_layers_that_run_alone():
-    whole, half = (main(look(model=AffinityArguments(layer=layer))).stage.parts[0] for layer in ("last", "1"))
+    whole, half = (main(gather_facts(model=AffinityArguments(layer=layer))).stage.parts[0] for layer in ("last", "1"))
     assert half.flops == pytest.approx(whole.flops / 2, rel=0.01)
 
 

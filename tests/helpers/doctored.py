@@ -28,7 +28,7 @@ CALM = {
 }
 
 
-def look(
+def gather_facts(
     device: str | None = "a100",
     *,
     model: Any = None,
@@ -54,7 +54,7 @@ def look(
 @functools.cache
 def healthy() -> Facts:
     """An A100 on which nothing is off."""
-    return look()
+    return gather_facts()
 
 
 def main(facts: Facts) -> StageFacts:
