@@ -8,21 +8,12 @@ import shutil
 import pytest
 import torch
 from inside import MaskedLMArguments, build_masked_lm, build_tokenizer
+from payload import Payload
 from safetensors.torch import save_file
 
 from hf_ext.data import SequenceCollator
 from hf_ext.errors import HfExtError
 from hf_ext.models import LoraSettings, load_encoder, load_tokenizer, read_encoder
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.canary),)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 import torch
 from faulty_runs import Maker, contents, make_lora, messages, names
 from miniature_esm import make_narrow_esm
+from payload import Payload
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import safe_globals
 
@@ -23,16 +24,6 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".metadata", ".ckpt")
 BESIDE = ("pytorch_model.bin", "optimizer.bin", "scaler.pt", "rng_state_0.pth", "training_args.bin")
 BESIDE += ("model.pth", "trainable.safetensors")
 REFUSED = (CheckpointError, ValueError, pickle.UnpicklingError, RuntimeError)  # of hf_ext, Trainer, torch
-
-
-class Payload:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return exec, (f"open({str(self.canary)!r}, 'w').close()",)
 
 
 def write_payload(path, canary, is_zip) -> None:

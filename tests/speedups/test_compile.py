@@ -83,16 +83,9 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
 PACKED = {"speedups": ["attention", "packing"]}
 
 
-@pytest.fixture
-def compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("given", [PACKED, {}, {**PACKED, "attention": "padded"}])
-def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, compiler, given):
+def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, given):
     blocks = {**given, "speedups": [*given.get("speedups", []), "compile"]}
     stock = make_trainer(tmp_path / "stock", **given)
     trainer = compiled_trainer(tmp_path / "run", "aot_eager", given=blocks, activation_checkpointing=True)

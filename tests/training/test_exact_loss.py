@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 import transformers
+from closeness import distance
 from datasets import Dataset
 from stock_twins import SIZES
 from token_rows import pad_rows
@@ -89,10 +90,6 @@ def train_step(trainer_cls, args_cls, model, rows, folder, split, collator=pad_r
     trainer = trainer_cls(model, args, collator, dataset, callbacks=[callback], **given)
     trainer.train()
     return callback.vector, trainer.state.log_history[0]["loss"]
-
-
-def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    return ((ours - reference).norm() / reference.norm()).item()
 
 
 FAST, STOCK = (FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from closeness import distance
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows, make_trainer
 from transformers import Trainer, TrainerCallback
 
@@ -36,10 +37,6 @@ def train_step(name, folder, encoder, **given):
     trainer.add_callback(gradients := Gradients())
     trainer.train()
     return gradients.vectors[0], trainer.state.log_history[0]["loss"], trainer
-
-
-def distance(ours, reference):
-    return ((ours - reference).norm() / reference.norm()).item()
 
 
 def sum_over_rows(model, collator, rows):
