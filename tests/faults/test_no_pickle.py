@@ -132,7 +132,7 @@ def test_twin_the_payload_does_run_where_it_is_unpickled(runs, tmp_path):
     for is_zip in (True, False):
         write_payload(tmp_path / "x.pt", tmp_path / "ran", is_zip)
         torch.load(tmp_path / "x.pt", weights_only=False)
-        (tmp_path / "ran").unlink()
+        (tmp_path / "ran").rmdir()
 
 
 def outside_names(folder, outside) -> list[str]:
