@@ -87,6 +87,19 @@ def deep_imports(root: Path, package: str) -> list[str]:
     )
 
 
+def internal_names(path: Path) -> list[str]:
+    """Names that a test file imports from inside a folder of hf_ext; modules of words are offered whole."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    inside = [node for node in nodes if re.match(r"hf_ext\.(?!text\.)\w+\.", node.module or "")]
+    return [f"{node.module}.{alias.name}" for node in inside for alias in node.names]
+
+
+def unmarked(folder: Path) -> list[str]:
+    """Test files that do so without saying it by the mark `internals`."""
+    found = [path for path in sorted(folder.rglob("test_*.py")) if internal_names(path)]
+    return [path.name for path in found if not re.search(r"^pytestmark = .*mark\.internals", path.read_text(), re.M)]
+
+
 def between_units(imports: dict[str, set[str]]) -> dict[str, set[str]]:
     """The same of folders and of files at the root: what imports what, itself left out."""
     found: dict[str, set[str]] = {}
@@ -176,6 +189,22 @@ def test_imports_of_hf_ext_go_down_the_floors(imports):
 def test_other_folders_import_what_a_folder_offers():
     texts = [path.stem for path in (ROOT / "hf_ext" / "text").glob("*.py")]  # modules of words, whole
     assert [one for one in deep_imports(ROOT, "hf_ext") if one.rpartition(".")[2] not in texts] == []
+
+
+def test_tests_of_what_is_inside_a_folder_are_marked_and_get_fewer():
+    assert unmarked(ROOT / "tests") == []
+    assert sum(len(internal_names(path)) for path in (ROOT / "tests").rglob("*.py")) <= 211  # may only fall
+
+
+def test_the_scan_sees_a_test_of_internals_without_the_mark(tmp_path):
+    for name, text in (
+        ("test_bare", "from hf_ext.memory.probe import Ledger, OTHER"),
+        ("test_marked", "from hf_ext.memory.probe import Ledger\npytestmark = [pytest.mark.internals]"),
+        ("test_outside", "from hf_ext.memory import MemoryModel\nfrom hf_ext.text.units import gib"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    assert unmarked(tmp_path) == ["test_bare.py"]
+    assert internal_names(tmp_path / "test_bare.py") == ["hf_ext.memory.probe.Ledger", "hf_ext.memory.probe.OTHER"]
 
 
 def test_every_folder_has_a_floor_and_the_root_is_a_page_long(imports):

@@ -1,7 +1,5 @@
 """`hf-ext`: what it prints, what it imports, and that it ends as the recipes' own scripts do."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -77,10 +75,7 @@ def test_a_command_that_reads_a_model_refuses_flags_of_training_on_line_and_in_y
     (tmp_path / "a.yaml").write_text("num_train_epochs: 7\n")
     for words, said in (
         ("predict --model m --learning_rate 3", "--learning_rate is a flag of training; predict only reads the model"),
-        (
-            f"evaluate --models m --config {tmp_path}/a.yaml",
-            "num_train_epochs is a flag of training; evaluate",
-        ),
+        (f"evaluate --models m --config {tmp_path}/a.yaml", "num_train_epochs is a flag of training; evaluate"),
         ("sample --model m --push_to_hub", "--push_to_hub is a flag of training; sample only reads the model"),
         ("predict --model m --outpt x", "unknown argument '--outpt', did you mean '--output'?"),
     ):

@@ -1,7 +1,5 @@
 """All pages say what is true: tables come from results, commands parse, examples run, what is named exists."""
 
-from __future__ import annotations
-
 import ast
 import math
 import os
@@ -53,9 +51,6 @@ def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-# --- what is generated -----------------------------------------------------------------------------------------------
-
-
 def test_tables_and_pictures_are_what_the_results_say() -> None:
     assert {*WITH_TABLES} == {*PAGES}
     shown = [name for page in PAGES for name in re.findall(r"<!-- table: (\w+) -->", TEXTS[page])]
@@ -91,9 +86,6 @@ def test_every_preset_is_explained_and_every_exported_name_is_in_the_reference()
     named = {*re.findall(r":: hf_ext\.(\w+)$", page, re.MULTILINE), *re.findall(r"`(\w+)`", page)}
     assert {*hf_ext.__all__} - named == set()
     assert [name for name in COMMANDS if f"| `hf-ext {name}` |" not in TEXTS[ROOT / "docs" / "cli.md"]] == []
-
-
-# --- commands --------------------------------------------------------------------------------------------------------
 
 
 def test_every_command_of_a_recipe_parses() -> None:
@@ -153,9 +145,6 @@ def test_one_process_is_launched_so_that_our_message_is_the_last_line() -> None:
     assert [one for one in shown if "--quiet" not in one and "--num_processes" not in one] == []
 
 
-# --- examples --------------------------------------------------------------------------------------------------------
-
-
 def test_every_snippet_compiles() -> None:
     snippets = [snippet for page in PAGES for snippet in read_snippets(page)]
     assert len(snippets) >= 4
@@ -213,9 +202,6 @@ def test_the_example_of_the_readme_trains_and_predicts(
         exec(example, {})
 
 
-# --- links and the site ----------------------------------------------------------------------------------------------
-
-
 def test_every_link_and_anchor_leads_somewhere() -> None:
     wrong, num_links = [], 0
     for page, text in TEXTS.items():
@@ -266,9 +252,6 @@ def test_the_pages_build_with_every_flag_and_a_page_with_a_mistake_does_not(tmp_
     broken = build(tmp_path, tmp_path / "out")
     assert broken.returncode != 0
     assert "absent" in broken.stderr
-
-
-# --- what the repository's host reads --------------------------------------------------------------------------------
 
 
 def test_the_workflow_runs_the_scripts_that_people_run_and_the_citation_is_of_this_version() -> None:

@@ -10,10 +10,7 @@ from stock_twins import PlainClassifier, make_model, make_rows, run, run_both, s
 from token_rows import pad_rows
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import (
-    Trainer,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainingArguments
 
 from hf_ext.errors import ArgumentError, NotFiniteError
 from hf_ext.trainer import FastTrainer
@@ -28,9 +25,6 @@ def fast(folder, **given):
 
 def plain(folder, cls=TrainingArguments, **given):
     return cls(str(folder), **{**QUIET, "max_steps": 2, **given})
-
-
-# --- arguments -------------------------------------------------------------------------------------------------------
 
 
 def test_plain_training_arguments_train_as_in_stock_trainer(tmp_path):
@@ -89,9 +83,6 @@ def test_arguments_by_position_have_the_order_of_stock_trainer(tmp_path):
         FastTrainer(model, fast(tmp_path), args=fast(tmp_path))
     with pytest.raises(TypeError, match="14 arguments by position: Trainer takes model, args,"):
         FastTrainer(model, fast(tmp_path), *given, None)
-
-
-# --- methods ---------------------------------------------------------------------------------------------------------
 
 
 def everything(base):
@@ -170,9 +161,6 @@ def test_a_step_of_the_users_is_watched_for_what_is_not_finite(tmp_path):
         trainer.train()
 
 
-# --- data ------------------------------------------------------------------------------------------------------------
-
-
 class Counted(IterableDataset):
     """A stream that knows its length."""
 
@@ -231,9 +219,6 @@ def test_data_that_stock_trainer_takes_trains_the_same(kind, tmp_path, caplog):
         assert trainer.state.epoch == 1.5
     assert found[0].differences(found[1]) == []
     assert len(found[0].losses) == 6
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
+from inside import CompareArguments, GeneratorArguments, Manifest, load_generator, make_command, make_sides
 from locations import ROOT
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from hf_ext import detect_hardware
 from hf_ext.arguments import read_config
-from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.comparing.running import find_finished
-from hf_ext.comparing.sides import CompareArguments, make_command, make_sides, read_launch
+from hf_ext.comparing.sides import read_launch
 from hf_ext.data import SequenceCollator
 from hf_ext.errors import ArgumentError, HfExtError
 from hf_ext.files import (
@@ -35,14 +35,12 @@ from hf_ext.files import (
     write_cell,
     write_text,
 )
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.sampling import load_generator
 from hf_ext.heads.resolving import read_config_of
 from hf_ext.plan import Plan
 from hf_ext.property import write_predictions
 from hf_ext.reporting import plot_loss, read_run, write_json, write_report
 
-# --- the disk ---------------------------------------------------------------------------------------------------------
+pytestmark = pytest.mark.internals
 
 
 def test_failures_of_the_disk_are_told_from_those_of_the_program(tmp_path):
@@ -105,8 +103,6 @@ def test_a_folder_is_removed_with_one_file_last_and_without_what_its_links_point
     remove_folder(folder, last="last")  # nothing there: nothing to do
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 # File of a folder that somebody else may have written -> what reads it.
 READERS = {
@@ -133,9 +129,6 @@ def test_json_that_is_nested_too_deeply_is_refused_in_one_line_that_names_the_fi
 def test_gates_that_are_nested_too_deeply_are_refused():
     with pytest.raises(ArgumentError, match="give names with numbers"):
         GeneratorArguments(gates=DEEP)
-
-
-# --- whole files ------------------------------------------------------------------------------------------------------
 
 
 def report(path: Path) -> None:
@@ -177,8 +170,6 @@ def test_a_draft_that_fails_leaves_what_was_there_and_a_planted_one_is_not_writt
     assert ((tmp_path / "victim").read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
 
 
-# --- cells ------------------------------------------------------------------------------------------------------------
-
 FORMULAS = (
     *("=cmd|'/C calc'!A0", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "--1", "+"),
     *("\uff1d1", "\uff0b1", "\uff0d1", "\uff201", "'=1", "''=1", "-inf", "-1.5e", "- 1", "-1_0", "-\u0663"),
@@ -194,9 +185,6 @@ def test_text_that_a_spreadsheet_would_run_is_written_as_text_and_read_back_as_i
     texts = {"".join(rng.choices("'=-+1a.", k=rng.randint(0, 5))) for _ in range(5000)}
     assert len({write_cell(text) for text in texts}) == len(texts)
     assert all(read_cell(write_cell(text)) == text for text in (*texts, *FORMULAS))
-
-
-# --- what comes with hf_ext -------------------------------------------------------------------------------------------
 
 
 def test_a_name_is_found_alone_and_as_in_a_clone_and_anything_else_is_left(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """`--help` of the recipes: in groups, with the defaults that a run without arguments has; first flags, or every one."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Pushes over a real socket to a server that speaks the Hub's API: what leaves, what arrives, and every way to fail."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging
@@ -285,9 +283,6 @@ def test_the_command_in_the_error_repeats_the_push(hub, folder, monkeypatch):
     assert_token_stayed_here(hub)
 
 
-# --- from a trainer ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def make_trainer(tmp_path, hub) -> Callable[..., FastTrainer]:
     """A tiny classifier; 4 steps, saved every second one, the older checkpoint deleted."""
@@ -512,9 +507,6 @@ def test_a_stop_does_not_wait_for_a_hub_that_hangs(make_trainer, hub, tmp_path, 
 
 
 # What processes leave
-
-
-# --- from a recipe ----------------------------------------------------------------------------------------------------
 
 
 PUSHING = ("--push_to_hub", "true", "--hub_model_id", "me/x", "--hub_strategy", "every_save", "--hub_token", TOKEN)

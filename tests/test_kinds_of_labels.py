@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from hf_ext.data import DataArguments
 from hf_ext.evaluation.kinds import ROWS
 from hf_ext.labels import KINDS, TaskChoice
 from hf_ext.models.losses import LOSSES
 
+pytestmark = pytest.mark.internals
 PACKAGE = Path(__file__).resolve().parent.parent / "hf_ext"
 ASKED = re.compile(
     r"\bis_one_number\b|\bper_residue\b|\bkind\.(?:is_\w+|task|kind)\b|\bONE_NUMBER\b|\bhas_probabilities\b"

@@ -42,11 +42,7 @@ class LibraryTrainer(Trainer):
         self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self.cards: list[int] = []
         super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            compute_loss_func=None,
+            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, compute_loss_func=None
         )
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

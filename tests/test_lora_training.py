@@ -123,9 +123,6 @@ def test_the_best_checkpoint_is_taken_back_with_its_adapters(make_trainer):
     assert max(evaluations) > min(evaluations) + 1e-3
 
 
-# --- the flags -------------------------------------------------------------------------------------------------------
-
-
 def test_weights_that_were_unfrozen_by_hand_are_in_the_saved_folder(tmp_path):
     make_esm(EsmForSequenceClassification).save_pretrained(tmp_path / "base", save_original_format=False)
 

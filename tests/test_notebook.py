@@ -1,7 +1,5 @@
 """The Colab notebook as a user runs it, and a FastTrainer inside a notebook's kernel."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

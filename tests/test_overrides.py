@@ -82,9 +82,6 @@ def same(pair: tuple[Numbers, Numbers]) -> bool:
     return True
 
 
-# --- the loss --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_an_overridden_compute_loss_trains_and_evaluates_as_in_stock_trainer(name, tmp_path):

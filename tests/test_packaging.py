@@ -1,7 +1,5 @@
 """Wheel and source archive: what is in them, and that all of it runs where there is no clone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

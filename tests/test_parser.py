@@ -5,19 +5,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+from inside import DoctorArguments, MaskedLMArguments
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_ext import PRESETS, FastArgumentParser, FastTrainingArguments
 from hf_ext.data import DataArguments
-from hf_ext.doctor.command import DoctorArguments
 from hf_ext.errors import ArgumentError, exit_on_errors
 from hf_ext.finished.evaluate import EvaluateArguments
 from hf_ext.generation.sample import SampleArguments
 from hf_ext.hardware import describe_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.property import AffinityArguments
 from hf_ext.speedups import REGISTRY, Context
+
+pytestmark = pytest.mark.internals
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
+from inside import DataFacts
 from miniature_esm import make_esm
 from tiny_generators import TINY, make_on_encoder
 
@@ -13,11 +14,11 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models import LoraSettings, read_encoder
 from hf_ext.processes import check_fsdp, check_parallelism, check_together, need_cpu_backend
 from hf_ext.speedups import REGISTRY, Context, describe_model, find_speedup
-from hf_ext.speedups.base import DataFacts
 from hf_ext.speedups.evidence.facts import padding_share
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NAMES = [speedup.NAME for speedup in REGISTRY]
 
 
@@ -79,9 +80,6 @@ def test_process_wide_settings_are_switched_back_at_the_end_and_where_no_trainer
     with pytest.raises(TypeError):
         FastTrainer(*given, no_such_argument=1)
     assert torch_settings() == before
-
-
-# --- facts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "families"), [("frozen", ()), ("lora", ("esm",))])

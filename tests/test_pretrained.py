@@ -7,23 +7,13 @@ import shutil
 
 import pytest
 import torch
+from inside import MaskedLMArguments, build_masked_lm, build_tokenizer
+from payload import Payload
 from safetensors.torch import save_file
 
 from hf_ext.data import SequenceCollator
 from hf_ext.errors import HfExtError
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_model, build_tokenizer
 from hf_ext.models import LoraSettings, load_encoder, load_tokenizer, read_encoder
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.canary),)
 
 
 @pytest.fixture
@@ -39,7 +29,7 @@ def load_frozen(folder):
 
 
 def load_masked(folder):
-    return build_model(MaskedLMArguments(model_name_or_path=str(folder)))
+    return build_masked_lm(MaskedLMArguments(model_name_or_path=str(folder)))
 
 
 def cut(path):

@@ -1,7 +1,5 @@
 """`hf-ext compare` as users run it, with a small recipe that trains and one that fails."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

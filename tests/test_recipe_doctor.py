@@ -1,7 +1,5 @@
 """`hf-ext doctor` as users call it: the page, the exit status, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

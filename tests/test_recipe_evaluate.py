@@ -1,7 +1,5 @@
 """`hf-ext evaluate` as users call it: models and given predictions on labelled rows, and on a run's own test rows."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -11,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +17,6 @@ from datasets import Dataset
 from locations import ROOT
 
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed, exit_on_errors
-from hf_ext.finished.evaluate import main
 from hf_ext.property import AffinityPredictor, write_predictions
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -31,7 +29,7 @@ OLD, NEW = LABELS + 0.8 * NOISE, LABELS + 0.4 * NOISE
 
 
 def evaluate(*words: Any) -> dict:
-    return main([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
+    return commands.evaluate([*map(str, words), "--disable_tqdm", "true", "--use_cpu", "true"])
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -136,8 +134,6 @@ def test_what_is_no_model_is_refused(labelled):
         labelled(Path("absent.csv"))
 
 
-# --- a run -----------------------------------------------------------------------------------------------------------
-
 PARTS = ["train"] * 120 + ["valid"] * 60 + ["test"] * 80
 QUICK = "--num_train_epochs 3 --learning_rate 0.003 --per_device_train_batch_size 8 --head_sizes 4 --head_dropout 0"
 
@@ -233,9 +229,6 @@ def test_a_model_scores_any_labelled_rows_by_what_it_was_trained_on(run, tmp_pat
     assert found["num_rows"] == 80
     with pytest.raises(ArgumentError, match="run reads binder, antigen; the rows have the sequence columns binder"):
         evaluate("--models", folder, *own, "--sequence_columns", "binder")
-
-
-# --- the name ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

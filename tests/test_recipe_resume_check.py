@@ -1,16 +1,14 @@
 """recipes/resume_check.py as users run it: it names the checkpoint that a run takes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
+import commands
 import pytest
 from small_runs import SAVED, contents, make_trainer
 from transformers import Trainer, TrainerCallback
 
 from hf_ext.errors import CheckpointError
-from hf_ext.finished.resume import main
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def test_it_names_the_checkpoint_that_a_run_takes_and_changes_nothing(case, runs
     happen, step = CASES[case]
     happen(folder, runs)
     before = contents(folder)
-    assert main([str(folder)]) == (0 if step else 1)
+    assert commands.resume([str(folder)]) == (0 if step else 1)
     outcome = f"continues from step {step} " if step else "finds nothing to continue from"
     assert f"--resume auto {outcome}" in capsys.readouterr().out
     assert contents(folder) == before
@@ -65,12 +63,12 @@ def test_each_checkpoint_is_listed_with_what_is_wrong_with_it(runs, tmp_path, ca
     folder = Path(shutil.copytree(runs / "ours", tmp_path / "run"))
     flip(folder / "checkpoint-6" / "model.safetensors")
     shutil.copytree(runs / "stock" / "checkpoint-2", folder / "checkpoint-9")
-    main([str(folder)])
+    commands.resume([str(folder)])
     said = capsys.readouterr().out
     for words in ("checkpoint-4  verified", "checkpoint-6  damaged", "checkpoint-9  not written by hf_ext"):
         assert words in said
     assert "checkpoint-6: model.safetensors: expected" in said
-    assert main([str(folder / "checkpoint-2")]) == 0  # one alone
-    assert main([str(folder / "checkpoint-6")]) == 1
+    assert commands.resume([str(folder / "checkpoint-2")]) == 0  # one alone
+    assert commands.resume([str(folder / "checkpoint-6")]) == 1
     with pytest.raises(CheckpointError, match="expected a folder, found nothing"):
-        main([str(tmp_path / "none")])
+        commands.resume([str(tmp_path / "none")])

@@ -104,8 +104,6 @@ def test_fine_tuning_is_one_flag(tmp_path):
     assert "ridge on embeddings" in outcome.results["test"]["scores"]
 
 
-# --- configs ---------------------------------------------------------------------------------------------------------
-
 TASKS = {"mlm_": "mlm", "generate_": "generate_antibody"}
 CONFIGS = {
     path: next((task for start, task in TASKS.items() if path.name.startswith(start)), "max_speed")

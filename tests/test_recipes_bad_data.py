@@ -1,7 +1,5 @@
 """The recipes on a file that would never end: an error of ours with its name, before a model is built."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from pathlib import Path

@@ -9,6 +9,7 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 import transformers
 from transformers import Trainer
 
@@ -16,6 +17,8 @@ import hf_ext
 from hf_ext.trainer import FastTrainer
 from hf_ext.training import find_override
 from hf_ext.training.host import TRAINING_LOSS
+
+pytestmark = pytest.mark.internals
 
 # As Trainer has them in transformers 5.24; what is indented goes on.
 SIGNATURES = """

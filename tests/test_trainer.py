@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from inside import compute_metrics
 from miniature_esm import make_esm, make_wide_esm
 from run_outcomes import losses, same_weights
 from tiny_masked_lm import make_trainer
@@ -26,7 +27,6 @@ from transformers import (
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.models import AffinityModel, AntibodyGenerator, GeneratorConfig, LoraSettings, read_encoder
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -39,9 +39,6 @@ QUIET = {
     "seed": 3,
 }
 EXACT = ["cpu_matmul", "encoder_precision", "precision", "tf32"]  # left out where float32 is compared
-
-
-# --- a plain ESM, no preset ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +94,6 @@ def test_saving_keeps_the_tokenizer_of_a_stock_collator(tokenizer, demo_rows, tm
     trainer = train_plain(FastTrainer, FastTrainingArguments, "masked", tokenizer, demo_rows, tmp_path, max_steps=1)
     trainer.save_model(str(tmp_path / "model"))
     assert EsmTokenizer.from_pretrained(tmp_path / "model")("MKT")["input_ids"] == tokenizer("MKT")["input_ids"]
-
-
-# --- towers and a head: live against cached --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,9 +169,6 @@ def test_each_sequence_is_encoded_once_ever(fast_trainer, demo_rows):
     assert losses(second) == losses(first)
 
 
-# --- order of rows, and which rows -----------------------------------------------------------------------------------
-
-
 def predict_one_by_one(trainer: FastTrainer, rows: Dataset) -> np.ndarray:
     with torch.no_grad():
         batches = [trainer.data_collator([row]) for row in rows]
@@ -201,9 +192,6 @@ def test_predictions_line_up_with_rows_under_length_grouping(fast_trainer, demo_
     np.testing.assert_allclose(predicted.label_ids, rows["label"][:], rtol=1e-6)
 
 
-# --- saving and resuming ---------------------------------------------------------------------------------------------
-
-
 def test_a_saved_model_predicts_the_same_and_weighs_no_more_than_its_head(fast_trainer, demo_rows, tmp_path):
     trainer = fast_trainer(speedups=["all"])
     trainer.train()
@@ -215,9 +203,6 @@ def test_a_saved_model_predicts_the_same_and_weighs_no_more_than_its_head(fast_t
     again = FastTrainer(model, args, trainer.data_collator).predict(rows).predictions
     np.testing.assert_allclose(again, expected, rtol=0, atol=1e-3)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size < 30_000
-
-
-# --- towers that train -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(2)
@@ -258,9 +243,6 @@ def make(make_affinity, demo_rows, tmp_path):
     return make_trainer
 
 
-# --- its plan ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_refusal_is_raised_before_anything_is_carried_out(tmp_path):
     with pytest.raises(PlanRefused, match="batch_size"):
         make_trainer(tmp_path / "run", effective_batch_size=9)
@@ -282,9 +264,6 @@ def test_what_a_plan_changed_is_as_before_where_the_trainer_cannot_be_built(tmp_
     with pytest.raises(TypeError, match="not built"):
         make_trainer(tmp_path, model=model, speedups=["fused_gelu"], callbacks=[Raises()])
     assert model.esm.encoder.layer[0].intermediate.forward == forward
-
-
-# --- rates ------------------------------------------------------------------------------------------------------------
 
 
 def make_groups(model, folder, **given) -> list[dict]:

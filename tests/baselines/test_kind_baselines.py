@@ -1,7 +1,5 @@
 """Baselines of classes, several labels, residues and several numbers: small cases by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -12,6 +10,7 @@ from hf_ext.baselines.by_kind import NearestBaseline, make_linear, predict_const
 from hf_ext.baselines.logistic import LogisticBaseline
 from hf_ext.labels import make_kind
 
+pytestmark = pytest.mark.internals
 THREE = make_kind("classification", ("y",), ("a", "b", "c"))
 SEVERAL = make_kind("multilabel", ("y",), ("a", "b"))
 

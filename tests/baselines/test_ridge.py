@@ -6,6 +6,7 @@ import pytest
 from hf_ext.baselines.ridge import RidgeBaseline, predict_group_means
 from hf_ext.baselines.sequences import SequenceFeatures
 
+pytestmark = pytest.mark.internals
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])
 
 
@@ -54,9 +55,6 @@ def test_the_penalty_with_the_smallest_validation_rmse_is_kept_of_equal_ones_the
 def test_group_means_by_hand_and_the_mean_of_all_for_a_new_group():
     predicted, num_groups = predict_group_means([1.0, 3.0, 8.0], ["a", "a", 7], ["7", "a", "new", "a"])
     assert (predicted.tolist(), num_groups) == ([8.0, 2.0, 4.0, 2.0], 2)
-
-
-# --- features of sequences ------------------------------------------------------------------------------------------
 
 
 def test_sequences_of_one_length_are_read_by_position_without_what_never_varies():

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from inside import MANIFEST, Manifest
 
 from hf_ext.checkpoints import (
     CheckpointStore,
@@ -19,9 +20,11 @@ from hf_ext.checkpoints import (
     steps_beyond_limit,
     steps_for_room,
 )
-from hf_ext.checkpoints.manifest import MANIFEST, FileRecord, Manifest
+from hf_ext.checkpoints.manifest import FileRecord
 from hf_ext.checkpoints.retention import Policy
 from hf_ext.errors import ArgumentError, CheckpointError
+
+pytestmark = pytest.mark.internals
 
 
 @pytest.fixture
@@ -52,9 +55,6 @@ def names(store) -> list[str]:
 
 def steps(store) -> list[int]:
     return [stored.step for stored in store.checkpoints()]
-
-
-# --- writing ------------------------------------------------------------------------------------------------------
 
 
 def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it(store, monkeypatch):
@@ -90,9 +90,6 @@ def test_everything_is_on_the_disk_before_the_one_rename_and_the_folder_after_it
     ]
 
 
-# --- deleting -----------------------------------------------------------------------------------------------------
-
-
 def test_only_this_runs_checkpoints_are_deleted(store):
     save(store, 10)
     save(CheckpointStore(store.folder, "other"), 20)
@@ -102,9 +99,6 @@ def test_only_this_runs_checkpoints_are_deleted(store):
     store.path(50).symlink_to(store.path(10))
     assert [store.delete(step) for step in (10, 20, 30, 40, 50, 60)] == [True] + [False] * 5
     assert names(store) == [f"checkpoint-{step}" for step in (20, 30, 40, 50)]
-
-
-# --- manifests --------------------------------------------------------------------------------------------------------
 
 
 FILES = {"model.safetensors": b"weights" * 100, "config.json": b"{}\n", "sub/é 1.json": b"[1, 2]"}
@@ -178,9 +172,6 @@ def forge(folder, **changes) -> None:
     (folder / MANIFEST).write_text(json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n")
 
 
-# --- retention --------------------------------------------------------------------------------------------------------
-
-
 SIZES = Sizes(weights=4_000_000, optimizer=8_000_000, other=1_000_000)
 FULL = 13_000_000
 
@@ -226,9 +217,6 @@ def test_random_runs_never_break_the_budget_nor_lose_the_last_checkpoint_or_the_
             assert disk[step].is_resumable
             assert best in disk or not policy.keep_best
             assert policy.limit is None or len(disk) <= max(policy.limit, 1 + (policy.keep_best and best != step))
-
-
-# --- a budget that cannot hold it -----------------------------------------------------------------------------------
 
 
 def test_a_budget_one_byte_too_small_is_refused_with_the_arithmetic_and_the_one_that_works():

@@ -14,6 +14,7 @@ from hf_ext.errors import CheckpointError
 from hf_ext.tasks import TASKS, find_task
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 COMPARED = set(
     """
     per_device_train_batch_size gradient_accumulation_steps max_steps num_train_epochs max_tokens_per_batch

@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inside import MaskedLMArguments, build_affinity_model, build_masked_lm
 from safetensors.torch import load_file, save_file
 
 from hf_ext.checkpoints import MODEL_MANIFEST, check_model, find_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_model as build_masked_lm
 from hf_ext.property import AffinityArguments, AffinityPredictor, check_predictions, load_model
-from hf_ext.property.building import build_model as build_affinity
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -91,7 +89,7 @@ def loaders(folder, demo_encoders, args) -> dict:
     return {
         "from_pretrained": lambda: AffinityPredictor.from_pretrained(folder, device="cpu"),
         "predict": lambda: load_model(find_model(folder)),
-        "init_head_from": lambda: build_affinity(affinity, COLUMNS),
+        "init_head_from": lambda: build_affinity_model(affinity, COLUMNS),
     }
 
 
@@ -132,9 +130,6 @@ def test_predictions_that_are_not_finite_are_named_by_row(folder, demo_rows):
         predictor.predict(rows * 3)
 
 
-# --- masked language models -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def masked(tmp_path) -> Path:
     torch.manual_seed(0)
@@ -157,9 +152,6 @@ def test_a_masked_language_model_is_verified_and_its_weights_are_finite(masked):
     change(masked, name, float("nan"))
     with pytest.raises(ArgumentError, match=rf"{name} .* NaN"):
         load_masked(masked)
-
-
-# --- modes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(3)

@@ -21,6 +21,8 @@ from hf_ext.checkpoints.manifest import check_files
 from hf_ext.errors import CheckpointError
 from hf_ext.trainer import FastTrainer
 
+pytestmark = pytest.mark.internals
+
 copy_file = mirror.copy_file
 
 
@@ -159,9 +161,6 @@ def test_what_another_run_left_at_the_target_is_moved_and_never_deleted(store, d
     assert sorted(os.listdir(drive)) == ["checkpoint-10", "previous-checkpoint-10"]
 
 
-# --- kills ----------------------------------------------------------------------------------------------------------
-
-
 def copy_until(kill_at, folder):
     """Four saves and copies in a process killed before an operation at the target; (last copy, whether it ended)."""
     reading, writing = os.pipe()
@@ -223,16 +222,10 @@ def test_a_kill_while_copying_leaves_a_copy_whole_or_absent_and_the_next_run_mak
     assert kill_at > 100
 
 
-# --- both folders together ------------------------------------------------------------------------------------------
-
-
 def test_a_target_under_a_folder_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="Mount the disk"):
         MirroredStore(tmp_path / "local", tmp_path / "content" / "drive")
     assert not (tmp_path / "content").exists()
-
-
-# --- in training ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

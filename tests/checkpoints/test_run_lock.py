@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faulty_runs import Maker, bits, contents, names
+from inside import LOCK, lock_folder
 from miniature_esm import make_narrow_esm
 from other_runs import kill, other_run, plant_lock
 from tiny_classifier import make_model
@@ -18,9 +19,8 @@ from tiny_masked_lm import make_trainer
 from transformers import TrainerCallback
 
 from hf_ext.checkpoints import CheckpointStore, find_other_run, run_folder, run_lock
-from hf_ext.checkpoints.run_lock import LOCK, lock_folder
 from hf_ext.errors import CheckpointError, FolderError, HfExtError
-from hf_ext.masked_lm.task import TASK
+from hf_ext.tasks import find_task
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -36,9 +36,6 @@ def refuse(folder, words="in use by another run") -> str:
 def is_free(folder) -> bool:
     with lock_folder(folder):
         return (folder / LOCK).read_text().splitlines()[1] == f"pid={os.getpid()}"
-
-
-# --- one run at a time -----------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_a_living_process_holds_is_refused_in_one_line(tmp_path):
@@ -95,9 +92,6 @@ def test_what_another_process_is_writing_is_left_until_that_process_is_dead(tmp_
         assert os.listdir(tmp_path) == []
 
 
-# --- nobody else's folder --------------------------------------------------------------------------------------------
-
-
 def arguments(folder, **given) -> FastTrainingArguments:
     return FastTrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **given)
 
@@ -109,11 +103,7 @@ def enter(folder) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("x" * 256, "File name too long"),
-        ("file/below", "Not a directory"),
-        ("/proc/x", "No such file"),
-    ],
+    [("x" * 256, "File name too long"), ("file/below", "Not a directory"), ("/proc/x", "No such file")],
 )
 def test_a_path_that_cannot_be_a_folder_is_refused_by_name(tmp_path, name, reason):
     (tmp_path / "file").write_text("mine")
@@ -163,20 +153,14 @@ def test_a_folder_that_this_user_may_not_write_is_refused_by_name():
         shutil.rmtree(top)
 
 
-# --- and goes on as it began -----------------------------------------------------------------------------------------
-
-
 def test_what_the_checkpoint_contradicts_is_refused_before_rows_are_read(tmp_path):
     make_trainer(tmp_path, save_strategy="steps", save_steps=2, learning_rate=1e-3).train()
     words = ["--output_dir", str(tmp_path), "--dataset_name", "no_such_file.csv", "--model_size", "esm2_8M"]
     with pytest.raises(CheckpointError, match=r"learning_rate: 0\.001 .*0\.5[^\n]*\nUse --resume no"):
-        TASK.main([*words, "--learning_rate", "0.5"])
+        find_task("masked_lm").main([*words, "--learning_rate", "0.5"])
     for twin in ("", "--learning_rate 1e-3", "--learning_rate 0.5 --resume no"):
         with pytest.raises(HfExtError, match=r"no_such_file\.csv"):
-            TASK.main([*words, *twin.split()])
-
-
-# --- two runs ---------------------------------------------------------------------------------------------------------
+            find_task("masked_lm").main([*words, *twin.split()])
 
 
 LIMIT_S = 60
@@ -269,9 +253,6 @@ def test_one_of_two_runs_is_refused_and_the_other_unharmed(alone, tmp_path, dela
     weights = [name for name in left if name.endswith(".safetensors") and not name.startswith("rank")]
     assert len(weights) >= 4
     assert {name: left[name] for name in weights} == {name: whole[name] for name in weights}
-
-
-# --- trainers without a recipe ----------------------------------------------------------------------------------------
 
 
 class LookAt(TrainerCallback):

@@ -1,7 +1,5 @@
 """What a comparison runs: sides, launch files, commands, the processes that it starts."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -11,27 +9,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from inside import ChildFailed, CompareArguments, Side, SideRun, make_command, make_sides
 
-from hf_ext.comparing.running import ChildFailed, SideRun, run_all, run_child
-from hf_ext.comparing.sides import (
-    CompareArguments,
-    Side,
-    make_ablations,
-    make_command,
-    make_sides,
-)
+from hf_ext.comparing.running import run_all, run_child
+from hf_ext.comparing.sides import make_ablations
 from hf_ext.errors import ArgumentError
 from hf_ext.reporting import PlanRecord
 from hf_ext.reporting.record import DecisionRecord
 
+pytestmark = pytest.mark.internals
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 CPU = str(CONFIGS / "cpu.yaml")
 DDP = f"{CPU} --multi_gpu --num_processes 2"
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
-
-
-# --- sides ------------------------------------------------------------------------------------------------------------
 
 
 def test_sides_are_presets_yaml_files_and_stock_with_flags_of_their_own(tmp_path) -> None:
@@ -58,7 +49,7 @@ def test_every_applied_speedup_is_left_out() -> None:
     statuses = {"a": "applied", "b": "skipped", "c": "off"}
     plan = PlanRecord(decisions=[DecisionRecord(name, status) for name, status in statuses.items()])
     assert make_ablations(Side("fast", "optimized", ("--preset", "p"), launch=(CPU,)), plan) == [
-        Side("without a", "without", ("--preset", "p", "--without", "a", "c"), speedup="a", launch=(CPU,)),
+        Side("without a", "without", ("--preset", "p", "--without", "a", "c"), speedup="a", launch=(CPU,))
     ]
 
 
@@ -89,9 +80,6 @@ def test_the_command_of_a_side_lets_later_arguments_win() -> None:
     stock = make_command(args, [], Side("stock", "baseline", STOCK), Path("f"), 0)
     assert "--embedding_cache_dir" not in stock  # the stock Trainer has none
     assert stock[-6:] == [*STOCK, "--output_dir", "f"]
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 
 def test_ablations_join_every_round_and_may_fail() -> None:

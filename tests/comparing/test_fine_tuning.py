@@ -1,24 +1,22 @@
 """`hf-ext compare --sides`: which way to train encoders pays; runs made by hand, and three that are trained."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
+from inside import ChildFailed, CompareArguments, Side, SideRun
 
-from hf_ext.comparing.comparison import main
 from hf_ext.comparing.fine_tuning import answer, format_trainings, make_training_sides, score_runs
-from hf_ext.comparing.running import ChildFailed, SideRun
-from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.labels import LABEL, PREDICTION
 from hf_ext.property import PREDICTIONS, baseline_file, write_predictions
 
+pytestmark = pytest.mark.internals
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 RNG = np.random.default_rng(0)
 LABELS = np.round(RNG.normal(7, 1, 60), 4)
@@ -149,7 +147,7 @@ def test_sides_train_as_they_usually_do_unless_flags_or_their_own_words_say_othe
 )
 def test_what_cannot_be_compared_is_refused_before_anything_runs(words, message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
-        main(["--output_dir", str(tmp_path / "out"), *words.split()])
+        commands.compare(["--output_dir", str(tmp_path / "out"), *words.split()])
     assert not [*(tmp_path / "out").glob("*/")]
 
 
@@ -173,7 +171,7 @@ def test_three_sides_run_and_one_that_fails_does_not_cost_the_others(tmp_path, m
     shared = ["--dataset_name", "rows.csv", "--label_column", "y", "--split_column", "part", "--use_cpu", "true"]
     shared += ["--encoders", demo_encoders[1], "--num_train_epochs", "2"]
     words = ["--output_dir", "out", "--sides", "full --encoders nowhere", "lora", "frozen", "--", *shared]
-    assert main(words) == 1
+    assert commands.compare(words) == 1
     result = json.loads(Path("out/comparison.json").read_text())
     assert re.match(r"(Fine-tuning was not shown to pay|Nothing was shown to be better than)", result["answer"])
     assert {one["outcome"] for one in result["verdicts"]["lora"].values()} == {"worse"}
@@ -189,10 +187,10 @@ def test_three_sides_run_and_one_that_fails_does_not_cost_the_others(tmp_path, m
     assert "| lora " in Path("out/comparison.md").read_text()
 
     capfd.readouterr()
-    assert main(words) == 1
+    assert commands.compare(words) == 1
     said = capfd.readouterr().out
     assert "frozen, round 0: measured before, kept" in said
     assert "lora, round 0: measured before, kept" in said
     with pytest.raises(ChildFailed, match="no column 'absent'"):
-        main(["--output_dir", "stopped", *words[2:], "--label_column", "absent"])
+        commands.compare(["--output_dir", "stopped", *words[2:], "--label_column", "absent"])
     assert [path.name for path in Path("stopped").glob("*/")] == ["frozen"]

@@ -1,25 +1,24 @@
 """What a comparison concludes from hand-made runs: ratios, criteria, noise, and what the report says."""
 
-from __future__ import annotations
-
-import importlib
 import json
 import math
-from dataclasses import replace
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
+from inside import CompareArguments, Side, SideRun
 
-from hf_ext.comparing import comparison
 from hf_ext.comparing.comparison import analyze
 from hf_ext.comparing.measures import find_metric, paired_ratio
 from hf_ext.comparing.report import format_comparison
-from hf_ext.comparing.running import SideRun
-from hf_ext.comparing.sides import CompareArguments, Side
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting import Throughput
+from hf_ext.reporting import Throughput, write_json
 
+pytestmark = pytest.mark.internals
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())
 
 
@@ -113,42 +112,48 @@ def test_what_fails_anyway_is_not_too_noisy() -> None:
         assert analyzed(three_rounds(), min_speedup=2.0, max_memory_gib=limit)["too_noisy"] == is_noisy
 
 
+RECIPE = """
+import pathlib, shutil, sys
+folder = pathlib.Path(sys.argv[-1])  # SIDE/round_N
+shutil.copy(pathlib.Path(__file__).parent / f"{folder.parent.name}-{folder.name}.json", folder / "throughput.json")
+"""
+
+
 @pytest.fixture
-def scripted(monkeypatch) -> Any:
-    """Makes runs whose rounds have given ratios of speed; returns the rounds and roles that ran, in order."""
+def run_ratios(tmp_path) -> Any:
+    """Compares runs whose rounds have given ratios of speed; returns the exit status, and the folder of results."""
 
-    def script(ratios: list[float]) -> list[tuple[int, str]]:
-        ran: list[tuple[int, str]] = []
+    def run(ratios: list[float]) -> tuple[int, Path]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        (folder / "recipe.py").write_text(RECIPE)
+        for round_, ratio in enumerate(ratios):
+            for side, seconds in ((BASE, 1.0), (FAST, 1 / ratio)):
+                write_json(
+                    folder / f"{side.name}-round_{round_}.json", asdict(make_run(side, round_, seconds).throughput)
+                )
+        given = ["--recipe", str(folder / "recipe.py"), "--output_dir", str(folder / "out"), "--baseline", "stock"]
+        rounds = ["--rounds", str(len(ratios)), "--min_speedup", "2"]
+        return commands.compare([*given, *rounds]), folder / "out"
 
-        def run_side(args, shared, side, round_):
-            ran.append((round_, side.role))
-            is_base = side.role == "baseline"
-            return make_run(BASE if is_base else FAST, round_, 1.0 if is_base else 1 / ratios[round_])
-
-        monkeypatch.setattr(comparison, "run_side", run_side)
-        return ran
-
-    return script
-
-
-def test_sides_take_turns_and_noise_is_said(scripted, tmp_path) -> None:
-    ran = scripted([1.0, 4.0] * 2)
-    args = CompareArguments(output_dir=str(tmp_path), baseline=["stock"], rounds=4, min_speedup=2.0)
-    result = comparison.compare(args)
-    assert ran == [(round_, role) for round_ in range(4) for role in ("baseline", "optimized")]
-    assert (result["passed"], result["too_noisy"], result["rounds"]) == (False, True, 4)
-    assert "TOO NOISY TO TELL  speed against stock at least 2x" in (tmp_path / "comparison.md").read_text()
+    return run
 
 
-def test_the_exit_status_says_which_and_one_round_is_strict_json(scripted, tmp_path) -> None:
-    main = importlib.import_module("hf_ext.comparing.comparison").main
-    words = ["--output_dir", str(tmp_path), "--baseline", "stock", "--min_speedup", "2"]
-    for ratios, status in (([3.0] * 3, 0), ([1.0] * 3, 3), ([1.0, 4.0, 1.0], 4)):
-        scripted(ratios)
-        assert main(words) == status
-    assert main([*words, "--rounds", "1"]) == 4
-    written = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
-    assert written["against"]["stock"]["ratio"] == {"value": 1.0, "low": 0.0, "high": None}
+def test_sides_take_turns_and_noise_is_said(run_ratios) -> None:
+    status, folder = run_ratios([1.0, 4.0] * 2)
+    written = sorted(folder.glob("*/*/throughput.json"), key=lambda path: path.stat().st_mtime_ns)
+    assert [f"{path.parts[-3]} {path.parts[-2]}" for path in written] == [
+        f"{side} round_{round_}" for round_ in range(4) for side in ("stock", "max_speed")
+    ]
+    result = json.loads((folder / "comparison.json").read_text())
+    assert (status, result["passed"], result["too_noisy"], result["rounds"]) == (4, False, True, 4)
+    assert "TOO NOISY TO TELL  speed against stock at least 2x" in (folder / "comparison.md").read_text()
+
+
+def test_the_exit_status_says_which_and_one_round_is_strict_json(run_ratios) -> None:
+    assert [run_ratios(ratios)[0] for ratios in ([3.0] * 3, [1.0] * 3)] == [0, 3]
+    status, folder = run_ratios([1.0])
+    written = json.loads((folder / "comparison.json").read_text(), parse_constant=pytest.fail)
+    assert (status, written["against"]["stock"]["ratio"]) == (4, {"value": 1.0, "low": 0.0, "high": None})
 
 
 def test_the_report_shows_every_side_its_ratio_and_other_batches() -> None:

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from inside import LayoutMaker
 from transformers import AutoTokenizer
 
 from hf_ext.data import VOCABULARY, AntibodyCollator, AntibodyPair, PairEncoder, decode_pair
-from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import DataError
 
 # By hand: <pad> 0, <bos> 1, <eos> 2, <sep> 3, A 4, C 5, D 6, E 7, ..., Y 23, X 24.
@@ -75,9 +75,6 @@ def test_what_was_encoded_is_decoded_and_what_is_malformed_is_said(encoder):
 def test_bad_input_is_refused_with_its_row(encoder, given, words):
     with pytest.raises(DataError, match=words):
         encoder.encode_rows(*given)
-
-
-# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

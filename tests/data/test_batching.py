@@ -37,12 +37,6 @@ def broken_rules(batches, lengths, max_tokens, packed, max_batch_size=None) -> l
     return wrong
 
 
-# --- by tokens: by hand -----------------------------------------------------------------------------------------------
-
-
-# --- by tokens: plans -------------------------------------------------------------------------------------------------
-
-
 @MODES
 @pytest.mark.parametrize(("num", "max_tokens", "world_size"), [(3000, 4096, 1), (500, 1100, 4)])
 def test_each_epoch_has_every_row_once_within_the_budget_in_equally_many_batches(packed, num, max_tokens, world_size):
@@ -108,9 +102,6 @@ def test_a_row_above_the_budget_and_no_rows_are_refused():
         budget([])
 
 
-# --- counting tokens --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("too_long", "limit"), [("error", None), ("truncate", 6)])
 def test_counted_tokens_are_those_the_collator_makes(make_affinity, too_long, limit):
     _, collator = make_affinity()
@@ -140,9 +131,6 @@ def test_without_text_the_length_column_counts_and_then_input_ids():
     assert count_tokens(both, collate, "tokens").tolist() == [[8], [8]]
     with pytest.raises(DataError, match=r"columns are \['text'\]: add 'length'"):
         count_tokens([{"text": "M"}], collate)
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
 
 
 def deal(sampler, world_size: int, num_skipped: int = 0) -> list[list[list[int]]]:
@@ -213,8 +201,6 @@ def test_token_budgets_fill_the_same_steps_however_they_are_divided(packed, num_
     assert sorted(row for batch in few for row in batch) == list(range(5))
     assert len(few) % 2 == 0
 
-
-# --- similar lengths together -----------------------------------------------------------------------------------------
 
 LENGTHS = [(37 * i) % 101 + 1 for i in range(200)]
 

@@ -51,15 +51,7 @@ REFUSED = {
     "acgu" * 6: "the sequence reads as RNA, its 24 letters are all of ACGUN",
     "ACGT-ACGT." * 3: "the sequence reads as DNA, its 24 letters are all of ACGTN",  # aligned
 }
-ACCEPTED = [
-    ALL,
-    "MKTVLAG",
-    "ACGT" * 5 + "ACG",
-    "ACGACG" * 5,
-    "ACGT" * 6 + "W",
-    "ACGTACGU" * 4,
-    "M" * 5000,
-]
+ACCEPTED = [ALL, "MKTVLAG", "ACGT" * 5 + "ACG", "ACGACG" * 5, "ACGT" * 6 + "W", "ACGTACGU" * 4, "M" * 5000]
 
 
 def test_each_unusable_cell_is_refused_with_its_rule_and_others_are_read(tmp_path):
@@ -127,11 +119,7 @@ def test_marks_give_the_bound_and_one_means_at_or_below(tmp_path):
     loaded, refused = load_labels(tmp_path, labels, marks)
     assert loaded.table["bound"][:] == [-1, -1, 1, 1, 0, 0, 0, 0, -1, -1, 0, -1]
     contradiction = "the censoring mark contradicts the sign written in the label"
-    assert refused == {
-        (12, "mark"): "not a censoring mark",
-        (13, "mark"): contradiction,
-        (14, "mark"): contradiction,
-    }
+    assert refused == {(12, "mark"): "not a censoring mark", (13, "mark"): contradiction, (14, "mark"): contradiction}
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,7 @@ def test_of_other_datasets_the_length_and_a_sample_are_compared_unless_drawn_at_
     assert fingerprint(Made(0, draw))["content"] == {}
     drawn = fingerprint(Made(5, draw))
     assert drawn["content"] == {"x": None}
-    assert compare_fingerprints(drawn, drawn) == (
-        [],
-        ["whether the values of column 'x' are the same cannot be told"],
-    )
+    assert compare_fingerprints(drawn, drawn) == ([], ["whether the values of column 'x' are the same cannot be told"])
     assert states() == before
     rows = [{"x": torch.ones(2, dtype=torch.bfloat16), "y": np.float32(1)}, {"x": torch.zeros(()), "y": "1"}]
     for change in ({"x": torch.ones(2)}, {"x": torch.ones(1, 2, dtype=torch.bfloat16)}, {"y": np.float64(1)}):

@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from hf_ext.data import near_copies, nearest_identities
 from hf_ext.data.near_copies import find_families, has_near
 
+pytestmark = pytest.mark.internals
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 
 

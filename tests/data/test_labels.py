@@ -1,7 +1,5 @@
 """Labels of every kind: what a column is taken for, what rows then hold, and what is counted; seen through loading."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -20,6 +18,7 @@ from hf_ext.labels import UNKNOWN, kind_from_state, make_kind
 from hf_ext.labels.cells import order_names
 from hf_ext.property import AffinityArguments
 
+pytestmark = pytest.mark.internals
 NUM_ROWS = 24
 
 
@@ -234,12 +233,7 @@ def test_one_class_is_written_with_and_without_decimals(tmp_path):
 LABELS = {
     "with gaps": (ClassLabel(names=[*"edcba"]), [0, 2, 4] * 8, "classification", ("a", "c", "e")),
     "that look like numbers": (ClassLabel(names=["1.5", "3.4"]), [0, 1] * 12, "classification", ("1.5", "3.4")),
-    "in lists": (
-        List(ClassLabel(names=["in", "out", "up"])),
-        [[0], [1, 2]] * 12,
-        "multilabel",
-        ("in", "out", "up"),
-    ),
+    "in lists": (List(ClassLabel(names=["in", "out", "up"])), [[0], [1, 2]] * 12, "multilabel", ("in", "out", "up")),
     "of residues": (
         List(ClassLabel(names=[*"HEC"])),
         [["HEC".index(one) for one in row] for row in STATES],

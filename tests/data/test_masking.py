@@ -40,9 +40,6 @@ def collate_in_batches(collator, rows, size: int) -> list[tuple[list[int], list[
     return [row for i in range(0, len(rows), size) for row in per_row(collator(rows[i : i + size]))]
 
 
-# --- what a mask depends on ------------------------------------------------------------------------------------------
-
-
 def test_masks_do_not_depend_on_batch_or_order_and_those_of_transformers_do(make_collator, esm):
     rows, ours, theirs = random_rows(40), make_collator(seed=1), DataCollatorForLanguageModeling(esm, seed=1)
     tokenized = [{"input_ids": esm(row["sequence"])["input_ids"]} for row in rows]
@@ -62,9 +59,6 @@ def test_masks_differ_between_epochs_seeds_and_examples(make_collator):
     collator.set_epoch(0)
     assert per_row(collator(rows)) == first
     assert per_row(make_collator(seed=1)(rows)) != first
-
-
-# --- what is masked --------------------------------------------------------------------------------------------------
 
 
 def test_labels_are_the_residues_that_were_chosen(make_collator):
@@ -134,9 +128,6 @@ def test_pairs_are_masked_in_both_parts(demo_encoders):
     assert (batch["labels"][0] != -100).tolist() == [False, True, True, True, False, True, True, False]
     with pytest.raises(DataError, match="7 residues"):
         collator([{"heavy": "ACDE", "light": "FGH"}])
-
-
-# --- workers, evaluation, streams ------------------------------------------------------------------------------------
 
 
 def test_evaluation_sets_are_masked_alike_in_every_epoch(make_collator):

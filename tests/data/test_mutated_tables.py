@@ -1,7 +1,5 @@
 """Mutated tables: refused with file and row, or read as a second reader reads them, every line accounted for."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

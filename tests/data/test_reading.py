@@ -19,6 +19,8 @@ from hf_ext.data import DataArguments, load_data
 from hf_ext.data.reading import read_parts
 from hf_ext.errors import DataError
 
+pytestmark = pytest.mark.internals
+
 
 def read_table(name, columns=None, **options):
     return concatenate_datasets([part.data for part in read_parts(name, columns, **options)])
@@ -196,9 +198,6 @@ def test_shards_clones_patterns_and_saved_folders_are_read_with_their_splits(tmp
     assert [row["source_row"] for row in read_table(str(tmp_path / "a?.csv"), streaming=streaming)] == [2, 3, 5, 6]
     write(shards / "test.csv", CSV)
     assert "test-00000-of-00001.parquet and test.csv are the same split; keep one" in fault(shards)
-
-
-# --- files that are not what they are called -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "streaming"), [("a.csv", True), ("a.jsonl.gz", False), ("a.parquet", False)])

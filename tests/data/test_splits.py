@@ -14,6 +14,7 @@ from hf_ext.data.split_report import describe_repeats, repeat_report
 from hf_ext.errors import DataError
 from hf_ext.labels import ONE_NUMBER, make_kind
 
+pytestmark = pytest.mark.internals
 SIZES = (0.6, 0.2, 0.2)
 
 
@@ -198,10 +199,7 @@ def near(*nums):
 
 def test_leak_numbers_equal_those_counted_by_hand():
     report = leak_report(
-        two_splits(
-            train=[(A, B), (A, C), (B, B)],
-            test=[(A, B), (A, B), (NEAR_A, B), (FAR_A, C), (B, C), (D, C)],
-        ),
+        two_splits(train=[(A, B), (A, C), (B, B)], test=[(A, B), (A, B), (NEAR_A, B), (FAR_A, C), (B, C), (D, C)]),
         ["heavy", "light"],
     )
     assert report["compared"] == "test"
@@ -234,9 +232,7 @@ def test_leak_numbers_equal_those_counted_by_hand():
 
 @pytest.mark.parametrize(
     ("length", "num", "at_90", "at_70"),
-    [
-        *[(9, 1, 0, 1), (20, 1, 1, 1), (120, 12, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
-    ],
+    [(9, 1, 0, 1), (20, 1, 1, 1), (120, 12, 1, 1), (250, 26, 0, 1), (250, 75, 0, 1), (250, 100, 0, 0)],
 )
 def test_mutants_of_training_sequences_are_near_copies_at_every_length(length, num, at_90, at_70):
     rng, train = random.Random(length + num), random_sequences(50, length)
@@ -273,13 +269,7 @@ def test_noise_and_ceiling_by_hand():
     noise = math.sqrt(0.5 / 2)
     share = 0.25 / (20 / 9)
     assert {key: value for key, value in report.items() if key != "rows"} == pytest.approx(
-        {
-            "num_rows": 4,
-            "num_groups": 2,
-            "num_disagreeing": 1,
-            "noise": noise,
-            "share": share,
-        }
+        {"num_rows": 4, "num_groups": 2, "num_disagreeing": 1, "noise": noise, "share": share}
     )
     assert report["rows"] == [[{"split": "train", "row": 1, "label": 6.0}, {"split": "train", "row": 3, "label": 7.0}]]
     assert "1 of 2 sequences that occur more than once (4 rows)" in describe_repeats(report)

@@ -13,6 +13,7 @@ from hf_ext.data import PassedRows, StreamBatchSampler
 from hf_ext.data.batches.streams import can_seek
 from hf_ext.errors import CheckpointError, DataError
 
+pytestmark = pytest.mark.internals
 READ: list[int] = []  # ids that sources were asked for
 
 
@@ -91,9 +92,6 @@ def resume(stream, position: dict, num_batches: int, rows_per_batch: int = 3) ->
     return take(sampler, num_batches)
 
 
-# --- which, and in which order ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_do_not_change_the_order_and_batches_run_across_passes(num_workers):
     sampler = StreamBatchSampler(Counting(5), 3)
@@ -117,9 +115,6 @@ def test_a_stream_without_rows_is_an_error_and_one_that_is_used_up_ends():
     assert take(sampler, 9) == [["0", "1"], ["2", "3"], ["4"]]
     with pytest.raises(DataError, match="--max_steps"):
         take(sampler, 1)
-
-
-# --- positions -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(6)
@@ -174,9 +169,6 @@ def test_another_stream_than_before_is_an_error_before_its_first_row():
     take(sampler, 3)
     with pytest.raises(CheckpointError, match=r"cannot \(was `shuffle` added"):
         resume(shuffled(), sampler.state_dict(3), 1)
-
-
-# --- processes -------------------------------------------------------------------------------------------------------
 
 
 def read_on_ranks(world_size: int, steps: int, position: dict | None = None, num_skipped: int = 0) -> list:

@@ -168,9 +168,6 @@ def test_length_limit_counts_special_tokens(tokenizers):
         ResidueTokenizer(tokenizers["esm"], 3)
 
 
-# --- batches of what an encoder takes ---------------------------------------------------------------------------------
-
-
 def esm_collator(tokenizers, too_long, max_residues, num_chains=1, **kwargs):
     names = ["heavy", "light"][:num_chains]
     tokenizer = ResidueTokenizer(tokenizers["esm"], num_chains)
@@ -257,9 +254,6 @@ def test_a_saved_collator_reads_back_to_identical_tensors_and_others_are_told_ap
     assert [same_batches(broken, collator) for broken in (longer, swapped)] == [False, False]
 
 
-# --- chains that may be missing ---------------------------------------------------------------------------------------
-
-
 def write(folder: Path, lights: list[str], heavies: list[str] | None = None) -> Path:
     """A table of heavy, light and pKd with a row for each of `lights`."""
     heavies = heavies or [f"EVQL{STANDARD[number]}" for number in range(len(lights))]
@@ -297,9 +291,6 @@ def test_a_row_without_any_sequence_is_refused_or_dropped(tmp_path):
         load(path, "heavy", "light")
     dropped = load(path, "heavy", "light", bad_rows="drop").report
     assert (dropped["rows_rejected"], sum(dropped["sizes"].values())) == (1, 12)
-
-
-# --- their tokens -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

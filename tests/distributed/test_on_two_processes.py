@@ -11,13 +11,7 @@ import torch
 from equal_cases import COLUMNS, write_encoders
 from hub_server import Fault, serve_hub
 from locations import HELPERS
-from on_ranks import (
-    BATCHES,
-    TASKS,
-    evaluates,
-    make_few_antigens,
-    stops_early,
-)
+from on_ranks import BATCHES, TASKS, evaluates, make_few_antigens, stops_early
 from ranks import run_on_ranks
 from small_evaluations import make_rows
 
@@ -47,9 +41,6 @@ def launched(tmp_path_factory):
 def ranks(launched) -> list[dict]:
     """What each found, by check."""
     return read(launched[0])
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +99,6 @@ def test_two_processes_decide_and_stop_as_one_does(ranks, tmp_path):
     assert [rank["stops_early"] for rank in ranks] == [alone, alone]
 
 
-# --- training -------------------------------------------------------------------------------------------------------
-
-
 def test_padding_that_one_process_sees_ends_all(ranks):
     words = (
         r"packing: the loss of step \d reads positions that the attention mask leaves out .* weights were not touched"
@@ -125,9 +113,6 @@ def test_both_processes_hear_how_a_push_went(ranks, launched):
     assert first["good"] == hub.repositories["me/good"].branches["main"]
     assert "was not pushed to me/broken" in first["broken"]
     assert hub.count("POST", "me/good/commit") == len(hub.repositories["me/good"].messages) - 1  # one process talks
-
-
-# --- the cache ------------------------------------------------------------------------------------------------------
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -156,9 +141,6 @@ def test_after_a_kill_what_was_missing_is_encoded_once_into_the_same_files(ranks
     encoded = [report["fills_the_cache"]["num_encoded"] for report in read(tmp_path)]
     assert 0 < encoded[0] == encoded[1] < ranks[0]["fills_the_cache"]["num_encoded"]
     assert shards(tmp_path / "cache") == whole
-
-
-# --- launched and left ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="only without an accelerator do processes lose each other")

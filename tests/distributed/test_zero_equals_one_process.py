@@ -27,10 +27,7 @@ pytestmark = [
     pytest.mark.skipif(torch.accelerator.is_available(), reason="on GPUs: benchmarks/distributed_smoke.py"),
 ]
 CASES = ("full", "lora", "frozen_cache", "masked_lm")
-FLAGS = {
-    2: ("--zero_stage", "2"),
-    3: ("--offload_optimizer_device", "cpu", "--offload_param_device", "cpu"),
-}
+FLAGS = {2: ("--zero_stage", "2"), 3: ("--offload_optimizer_device", "cpu", "--offload_param_device", "cpu")}
 
 
 def launch(stage: int, folder: Path, mode: str, processes: int = 2) -> None:

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from doctored import look, main
+from doctored import gather_facts, main
+from inside import GeneratorArguments, MaskedLMArguments, format_page
 from torch.utils._pytree import tree_map
 
 from hf_ext.doctor import estimates
 from hf_ext.doctor.gather import BASELINE_BYTES
-from hf_ext.doctor.page import format_page
-from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.hardware import describe_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import Plan
 from hf_ext.property import AffinityArguments
 from hf_ext.reporting import peak_bytes
@@ -18,6 +16,7 @@ from hf_ext.speedups import Decision
 from hf_ext.tasks import Part, RowLengths, Stage, Step
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 TERA = 1e12
 
 
@@ -92,7 +91,7 @@ def test_reading_rows_and_scoring_them_take_time_beside_training():
 
 
 def test_the_hosts_memory_is_that_of_this_process_and_of_baselines():
-    facts = look("t4", model=MaskedLMArguments(model_size="esm2_8M"))
+    facts = gather_facts("t4", model=MaskedLMArguments(model_size="esm2_8M"))
     before, after = facts.host_bytes - BASELINE_BYTES, peak_bytes(torch.device("cpu"))
     assert after / 2 < before <= after
     assert "host memory: about" in " ".join(format_page(facts, []).split())
@@ -113,13 +112,13 @@ EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 )  # fmt: skip
 @pytest.mark.nightly
 def test_the_schedule_is_that_of_the_arguments_as_the_plan_leaves_them(arguments, steps, evaluations, saves):
-    schedule = main(look(**arguments, eval_subset=60.0)).schedule
+    schedule = main(gather_facts(**arguments, eval_subset=60.0)).schedule
     assert (schedule.steps, schedule.evaluations, schedule.saves) == (steps, pytest.approx(evaluations), saves)
     assert schedule.evaluated_share == pytest.approx(0.2)  # of 300 validation rows
 
 
 def test_memory_is_weights_gradients_and_two_optimizer_states():
-    found = main(look("t4", model=MaskedLMArguments(model_size="esm2_8M")))
+    found = main(gather_facts("t4", model=MaskedLMArguments(model_size="esm2_8M")))
     total, trained = 7_512_474, 7_512_353  # all but the contact head's 121 train
     assert (found.stage.parts[0].num_parameters, found.memory.stored // 2**16) == (
         total,
@@ -129,11 +128,11 @@ def test_memory_is_weights_gradients_and_two_optimizer_states():
 
 @pytest.mark.nightly
 def test_the_output_folder_holds_what_is_kept_and_what_is_being_written():
-    found = main(look(num_train_epochs=10, save_strategy="epoch", save_total_limit=2))
+    found = main(gather_facts(num_train_epochs=10, save_strategy="epoch", save_total_limit=2))
     one, model = found.checkpoint.full_bytes, found.exported_bytes
     assert found.output_bytes == 3 * one + model
-    assert main(look(num_train_epochs=10, save_strategy="epoch")).output_bytes == 10 * one + model
-    assert main(look(num_train_epochs=10, save_strategy="no")).output_bytes == model
+    assert main(gather_facts(num_train_epochs=10, save_strategy="epoch")).output_bytes == 10 * one + model
+    assert main(gather_facts(num_train_epochs=10, save_strategy="no")).output_bytes == model
 
 
 DEMOS = {
@@ -147,7 +146,7 @@ DEMOS = {
 @pytest.mark.parametrize("demo", DEMOS)
 def test_on_this_machine_a_step_takes_about_what_is_estimated(demo):
     """The model that the run would train, on random rows of the longest there is: forward, backward, no optimizer."""
-    facts = look(None, measure_seconds=0.5, use_cpu=True, **DEMOS[demo])
+    facts = gather_facts(None, measure_seconds=0.5, use_cpu=True, **DEMOS[demo])
     found = main(facts)
     assert "measured here on a batch of" in found.times.basis
     model, make_batch = found.stage.as_trained(found.plan)

@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from doctored import FOLDERS, GB, change, healthy, look, main, names
+from doctored import FOLDERS, GB, change, gather_facts, healthy, main, names
+from inside import find_problems
 
 from hf_ext.checkpoints import Sizes
 from hf_ext.doctor.estimates import Times
-from hf_ext.doctor.findings import find_problems, would_run
+from hf_ext.doctor.findings import would_run
 from hf_ext.doctor.machine import Package
 from hf_ext.hardware import describe_hardware
 
+pytestmark = pytest.mark.internals
 CPU = describe_hardware("cpu")
 COLAB = {"in_colab": True, "drive_is_mounted": True, "output_dir": "/content/drive/MyDrive/run"}
 FREE = dict.fromkeys(FOLDERS, 100 * GB)
@@ -102,10 +104,10 @@ def test_nothing_fires_where_the_situation_is_not_met(name):
 
 
 def test_bf16_on_a_t4_stops_and_names_fp16():
-    (finding,) = find_problems(look("t4", bf16=True))
+    (finding,) = find_problems(gather_facts("t4", bf16=True))
     assert (finding.level, finding.remedy) == ("stops", "use --fp16")
     assert "precision: bf16 is not native on T4" in finding.text
-    assert names(look("a100", bf16=True)) == []
+    assert names(gather_facts("a100", bf16=True)) == []
 
 
 def test_an_old_or_missing_package_stops_with_the_pip_command():

@@ -1,20 +1,21 @@
 """What is found out is what the run itself would meet, and nothing is left behind."""
 
 import pytest
-from doctored import look, main, names
+from doctored import gather_facts, main, names
+from inside import DoctorArguments, MaskedLMArguments
 
 from hf_ext.data import DataArguments, make_demo_table
 from hf_ext.doctor import command
-from hf_ext.doctor.command import DoctorArguments, guess_task
+from hf_ext.doctor.command import guess_task
 from hf_ext.doctor.machine import read_machine
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.plan import make_plan
 from hf_ext.property import AffinityArguments
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 COLUMNS = ["heavy", "light", "antigen"]
 
 
@@ -46,7 +47,7 @@ def towers(demo_encoders, *trainings: str) -> AffinityArguments:
 
 def test_what_passes_is_the_tokens_of_each_distinct_sequence_once_and_of_all_rows_in_an_epoch(tmp_path, demo_encoders):
     data = write_table(tmp_path / "data.csv")
-    facts = look(model=towers(demo_encoders, "frozen", "full"), data=data)
+    facts = gather_facts(model=towers(demo_encoders, "frozen", "full"), data=data)
     table = make_demo_table(num_rows=60)
     antibody, antigen = main(facts).stage.parts
     chains = {chain for column in ("heavy", "light") for chain in table[column][:]}
@@ -66,7 +67,7 @@ def test_what_passes_is_the_tokens_of_each_distinct_sequence_once_and_of_all_row
 @pytest.mark.parametrize("trainings", [("frozen", "frozen"), ("lora", "full")])
 def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_path, card, trainings):
     data = write_table(tmp_path / "data.csv")
-    facts = look(card, model=towers(demo_encoders, *trainings), data=data, use_peft="lora" in trainings)
+    facts = gather_facts(card, model=towers(demo_encoders, *trainings), data=data, use_peft="lora" in trainings)
     assert facts.dry_run.problems == []
     model, collator = make_affinity(*trainings)
     rows = make_demo_table(num_rows=60).rename_column("pKd", "label").select(range(48))
@@ -81,15 +82,11 @@ def test_the_plan_is_that_of_the_real_model(make_affinity, demo_encoders, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"pKd": ["strong"] * 60}, "strong"),
-        ({"heavy": ["EVQL1"] * 60}, "heavy"),
-    ],
+    ("columns", "message"), [({"pKd": ["strong"] * 60}, "strong"), ({"heavy": ["EVQL1"] * 60}, "heavy")]
 )
 def test_rows_that_the_run_would_refuse_stop_it_here(demo_encoders, tmp_path, columns, message):
     data = write_table(tmp_path / "data.csv", **columns)
-    facts = look(model=towers(demo_encoders, "frozen"), data=data)
+    facts = gather_facts(model=towers(demo_encoders, "frozen"), data=data)
     assert ("data", "stops") in names(facts)
     assert message in facts.dry_run.problems[0].text
 
@@ -97,7 +94,7 @@ def test_rows_that_the_run_would_refuse_stop_it_here(demo_encoders, tmp_path, co
 def test_a_file_that_is_not_there_stops_the_run(demo_encoders, tmp_path):
     write_table(tmp_path / "data.csv")
     data = DataArguments(dataset_name=str(tmp_path / "date.csv"), sequence_columns=COLUMNS, label_column="pKd")
-    facts = look(model=towers(demo_encoders, "frozen"), data=data)
+    facts = gather_facts(model=towers(demo_encoders, "frozen"), data=data)
     assert ("data", "stops") in names(facts)
     assert "data.csv" in facts.dry_run.problems[0].text  # the nearest name
     assert main(facts).stage.num_rows == {}
@@ -107,45 +104,48 @@ def test_a_file_that_is_not_there_stops_the_run(demo_encoders, tmp_path):
 def test_rows_above_a_length_limit_stop_the_run(demo_encoders, tmp_path):
     data = write_table(tmp_path / "data.csv")
     data.max_residues, data.too_long = 20, "error"
-    assert ("data", "stops") in names(look(model=towers(demo_encoders, "frozen"), data=data))
+    assert ("data", "stops") in names(gather_facts(model=towers(demo_encoders, "frozen"), data=data))
     data.too_long = "truncate"
-    facts = look(model=towers(demo_encoders, "frozen"), data=data)
+    facts = gather_facts(model=towers(demo_encoders, "frozen"), data=data)
     assert facts.dry_run.problems == []
     assert main(facts).stage.longest == 3 * 22  # three inputs of 20 residues and two special tokens
 
 
 def test_an_encoder_of_the_hub_that_cannot_be_read_stops_the_run_and_its_estimate(tmp_path):
     model = AffinityArguments(encoders=["nobody/no-such-encoder"])
-    facts = look(model=model, data=write_table(tmp_path / "data.csv"))
+    facts = gather_facts(model=model, data=write_table(tmp_path / "data.csv"))
     assert ("model", "stops") in names(facts)
     assert "nobody/no-such-encoder" in facts.dry_run.problems[0].text
     assert (facts.main, facts.total_seconds) == (None, None)
 
 
 def test_a_dataset_of_the_hub_is_left_alone():
-    facts = look(data=DataArguments(dataset_name="nobody/no-such-data"), model=MaskedLMArguments(model_size="esm2_8M"))
+    facts = gather_facts(
+        data=DataArguments(dataset_name="nobody/no-such-data"), model=MaskedLMArguments(model_size="esm2_8M")
+    )
     assert names(facts) == []
     assert "not downloaded" in facts.dry_run.notes[0]
 
 
-def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(tmp_path):
+@pytest.fixture
+def stream(tmp_path):
+    """A model and a stream of 40 proteins."""
     path = tmp_path / "proteins.fasta"
     path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
     data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
-    shape = MaskedLMArguments(model_size="demo")
-    facts = look("t4", model=shape, data=data, max_steps=100, per_device_train_batch_size=4)
+    return {"model": MaskedLMArguments(model_size="demo"), "data": data}
+
+
+def test_a_stream_is_estimated_from_its_first_rows_and_its_steps(stream):
+    facts = gather_facts("t4", **stream, max_steps=100, per_device_train_batch_size=4)
     assert facts.dry_run.problems == []
     rows = main(facts).stage.num_rows["train"]
     assert main(facts).stage.num_tokens == 32 * rows
     assert (main(facts).schedule.steps, main(facts).schedule.epochs) == (100, pytest.approx(400 / rows))
 
 
-def test_a_stream_without_a_number_of_steps_stops(tmp_path):
-    path = tmp_path / "proteins.fasta"
-    path.write_text("".join(f">p{i}\n{'ACDEFGHIKL' * 3}\n" for i in range(40)))
-    data = DataArguments(dataset_name=str(path), streaming=True, split_sizes=[0.5, 0.5, 0.0])
-    shape = MaskedLMArguments(model_size="demo")
-    (finding,) = look(model=shape, data=data).dry_run.problems
+def test_a_stream_without_a_number_of_steps_stops(stream):
+    (finding,) = gather_facts(**stream).dry_run.problems
     assert (finding.name, finding.level, finding.remedy) == ("stream", "stops", "--max_steps N")
 
 
@@ -172,7 +172,7 @@ def test_checkpoints_are_as_large_as_the_run_itself_bounds_them_and_as_what_it_w
     trainer.create_optimizer()
     real = trainer.checkpoint_sizes()
     data = write_table(tmp_path / "data.csv")
-    facts = look(model=towers(demo_encoders, *trainings), data=data, use_peft="lora" in trainings)
+    facts = gather_facts(model=towers(demo_encoders, *trainings), data=data, use_peft="lora" in trainings)
     found = main(facts).checkpoint
     assert (found.weights, found.optimizer) == (pytest.approx(real.weights, rel=1e-3), real.optimizer)
     trainer.save_model()
@@ -184,8 +184,8 @@ def test_checkpoints_are_as_large_as_the_run_itself_bounds_them_and_as_what_it_w
 def test_an_output_folder_that_the_run_would_refuse_stops_it_here(demo_encoders, tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "model.safetensors").write_bytes(b"another program's")
-    facts = look(model=towers(demo_encoders, "frozen"), output_dir=str(tmp_path / "foreign"))
+    facts = gather_facts(model=towers(demo_encoders, "frozen"), output_dir=str(tmp_path / "foreign"))
     assert ("output_dir", "stops") in names(facts)
-    facts = look(model=towers(demo_encoders, "frozen"), output_dir=str(tmp_path / "new"), num_train_epochs=0)
+    facts = gather_facts(model=towers(demo_encoders, "frozen"), output_dir=str(tmp_path / "new"), num_train_epochs=0)
     assert ("steps", "stops") in names(facts)
     assert not (tmp_path / "new").exists()

@@ -2,13 +2,9 @@
 
 import pytest
 import torch
-from doctored import look, main
+from doctored import gather_facts, main
+from inside import BLOCK_BYTES, GeneratorArguments, Ledger, MaskedLMArguments, find_problems, format_page, record_pass
 
-from hf_ext.doctor.findings import find_problems
-from hf_ext.doctor.page import format_page
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.memory.probe import BLOCK_BYTES, Ledger, record_pass
 from hf_ext.models import AntibodyGenerator
 
 GIB = 2**30
@@ -17,7 +13,7 @@ ESM_650M = MaskedLMArguments(model_size="esm2_650M")
 
 @pytest.fixture(scope="module")
 def on_8_gib():
-    return look("rtx-3070", model=ESM_650M, per_device_train_batch_size=16)
+    return gather_facts("rtx-3070", model=ESM_650M, per_device_train_batch_size=16)
 
 
 def test_the_page_has_the_table_and_the_largest_batch(on_8_gib):
@@ -37,7 +33,7 @@ def test_what_does_not_fit_stops_and_names_the_switches(on_8_gib):
 
 @pytest.mark.nightly
 def test_a_card_with_room_to_spare_has_nothing_off():
-    facts = look("h200", model=ESM_650M)
+    facts = gather_facts("h200", model=ESM_650M)
     assert [found for found in find_problems(facts) if found.name == "memory"] == []
     assert main(facts).memory.fits
     assert main(facts).memory.largest > 16
@@ -48,7 +44,7 @@ def test_a_card_with_room_to_spare_has_nothing_off():
     ("device", "settings"), [("t4", {"without": ["packing"]}), ("a100", {}), (None, {"without": ["lora_base"]})]
 )
 def test_towers_with_adapters_have_a_prediction(device, settings):
-    facts = look(device, use_peft=True, **settings)
+    facts = gather_facts(device, use_peft=True, **settings)
     report, stage = main(facts).memory, main(facts).stage
     head = sum(p.numel() for p in stage.model.head.parameters())
     whole = 4 * (head + sum(part.num_parameters for part in stage.parts))
@@ -58,7 +54,7 @@ def test_towers_with_adapters_have_a_prediction(device, settings):
 
 
 def test_where_all_inputs_are_cached_only_the_head_is_held():
-    found = main(look("t4"))
+    found = main(gather_facts("t4"))
     head = sum(parameter.numel() for parameter in found.stage.model.head.parameters())
     assert found.memory.stored == pytest.approx(16 * head, rel=0.01)
     assert found.encoding_bytes == 4 * sum(part.num_parameters for part in found.stage.parts)
@@ -67,7 +63,7 @@ def test_where_all_inputs_are_cached_only_the_head_is_held():
 def test_a_generators_step_takes_what_is_predicted_and_one_that_asks_for_values_what_it_stores():
     small = {"d_model": 32, "d_ff": 64, "num_heads": 4, "dropout": 0.0}
     plain = {"speedups": [], "per_device_train_batch_size": 4}
-    found = main(look("cpu", model=GeneratorArguments(architecture="transformer", **small), **plain))
+    found = main(gather_facts("cpu", model=GeneratorArguments(architecture="transformer", **small), **plain))
     rows = found.memory.config.rows
     model, make_batch = found.stage.as_trained(found.plan)
     real = AntibodyGenerator(model.config).train()
@@ -76,6 +72,6 @@ def test_a_generators_step_takes_what_is_predicted_and_one_that_asks_for_values_
     peak = record_pass(Ledger(BLOCK_BYTES, 0), real, [], batch, False, "cpu").peak()
     assert found.memory.note == ""
     assert found.memory.forecast.activations == pytest.approx(peak.activations, rel=0.02)
-    asking = main(look("a100", model=GeneratorArguments(architecture="lstm"))).memory
+    asking = main(gather_facts("a100", model=GeneratorArguments(architecture="lstm"))).memory
     assert "activations are not counted" in asking.note
     assert asking.forecast.peak == asking.stored

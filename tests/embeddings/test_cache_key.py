@@ -15,6 +15,7 @@ from hf_ext.models.head import POOLINGS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NAME = "me/encoder"
 FIRST, SECOND = "a" * 40, "b" * 40
 

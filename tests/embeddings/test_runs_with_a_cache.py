@@ -1,7 +1,5 @@
 """Runs on cached embeddings: what overflows, what is encoded again, and what kills leave."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

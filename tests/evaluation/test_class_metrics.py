@@ -1,7 +1,5 @@
 """Metrics of classes, of several labels, of residues and of several numbers: by hand, as copies, and in time."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """Verdicts, alarms, early stopping and what evaluations log, of labels that are not one number per row."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -131,9 +129,6 @@ def test_names_of_metrics_read_as_people_write_them() -> None:
     assert read == ["MCC", "balanced accuracy", "macro F1", "AUROC", "log loss"]
 
 
-# --- alarms -----------------------------------------------------------------------------------------------------------
-
-
 def test_alarms_about_probabilities_are_said_where_they_are_due_and_not_of_a_good_model() -> None:
     assert collapse_report(probabilities(3), LABELS, THREE)["alarms"] == []
     report = collapse_report(SHARES, LABELS, THREE)
@@ -149,9 +144,6 @@ def test_alarms_about_probabilities_are_said_where_they_are_due_and_not_of_a_goo
     has = np.stack([LABELS == 0, LABELS == 1], 1).astype(float)
     assert collapse_report(probabilities(3)[:, :2], has, several)["alarms"] == []
     assert len(collapse_report(SHARES[:, :2], has, several)["alarms"]) >= 1
-
-
-# --- evaluations ------------------------------------------------------------------------------------------------------
 
 
 def test_an_evaluation_logs_the_metrics_of_its_kind_from_what_the_model_puts_out() -> None:

@@ -1,7 +1,5 @@
 """Metrics: by hand, a reason where there is no value, as `evaluate` metrics, and as runs log them."""
 
-from __future__ import annotations
-
 import math
 import socket
 import subprocess
@@ -11,12 +9,15 @@ from types import SimpleNamespace
 import evaluate
 import numpy as np
 import pytest
+from inside import Regression
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import METRIC_NAMES, RowMetrics, load_metric, rows_for, score_predictions
-from hf_ext.evaluation.metrics.regression import Regression, mean_of_groups, per_group_spearman
+from hf_ext.evaluation.metrics.regression import mean_of_groups, per_group_spearman
 from hf_ext.evaluation.metrics.rows import score_names
 from hf_ext.labels import ONE_NUMBER
+
+pytestmark = pytest.mark.internals
 
 
 def value_of(metric, predicted, measured, threshold=None):
@@ -97,17 +98,12 @@ def test_per_group_keeps_interleaved_groups_apart_and_averages_those_of_ten_rows
         per_group_spearman([1, 2], [1, 2], ["a", None])
 
 
-# --- how binders stand in a ranking -----------------------------------------------------------------------------------
-
-
 def test_rows_with_one_prediction_come_in_together_whatever_their_order() -> None:
     # cuts: {9} with 1 row, no binder; {8} with 4 rows, 2 binders; {1} with 7 rows, all 3 binders
     for measured in ([0, 9, 9, 0, 0, 0, 9], [0, 0, 9, 9, 9, 0, 0]):
         expected = 2 / 3 * 2 / 4 + 1 / 3 * 3 / 7
         assert value_of("average_precision", [9, 8, 8, 8, 1, 1, 1], measured).value == pytest.approx(expected)
 
-
-# --- counts are copies of rows ----------------------------------------------------------------------------------------
 
 NAMES = score_names(9.0)
 

@@ -1,7 +1,5 @@
 """Intervals by group: by hand, against copied rows, rows as before, and no claim from too few groups."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -9,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import Regression
 
 from hf_ext.evaluation import ResamplingGroups, judge, score_predictions
-from hf_ext.evaluation.metrics.regression import Regression
 from hf_ext.evaluation.resampling import resample
 
+pytestmark = pytest.mark.internals
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

@@ -1,7 +1,5 @@
 """Scores and differences: values inside their intervals, reproducible, calibrated, and everything survives JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -88,9 +86,6 @@ def test_a_share_of_all_rows_has_the_exact_binomial_interval_of_rows_or_groups()
     assert (score["low"], score["high"]) == (0.0, pytest.approx(1 - 0.4782, abs=1e-4))
     score = score_mean(np.arange(10) < 8, seed=0)
     assert score["low"] < score["value"] == 0.8 < score["high"] <= 1
-
-
-# --- two models on the same rows ------------------------------------------------------------------------------------
 
 
 def rows(num_rows: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

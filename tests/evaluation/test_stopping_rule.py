@@ -1,7 +1,5 @@
 """Early stopping by intervals: what improves, what does not, what cannot be told, and that a resumed run agrees."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

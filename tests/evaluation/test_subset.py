@@ -12,6 +12,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import choose_rows
 from hf_ext.evaluation.row_metrics import choose_subset
 
+pytestmark = pytest.mark.internals
 PINNED = [6, 20, 36, 37, 51, 58]  # what a run from another day or machine must find again
 
 
@@ -71,8 +72,6 @@ def test_size_is_a_count_or_a_share() -> None:
         with pytest.raises(ArgumentError, match="size="):
             choose_subset(np.arange(50.0), size=wrong)
 
-
-# --- of datasets and streams ---------------------------------------------------------------------------------------
 
 LABELS = [float(i % 7) for i in range(60)]
 GROUPS = [f"antibody {i % 4}" for i in range(60)]

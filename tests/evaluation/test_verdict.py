@@ -1,7 +1,5 @@
 """The verdict: each of its sentences where it is due, numbers by hand, and what must not be praised is not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -154,8 +152,6 @@ def test_metrics_of_rows_with_several_predictions_are_judged_in_their_own_words(
         "Better than the most frequent class: accuracy 1.000 against 0.500 of the most frequent class (difference 0.500"
     )
 
-
-# --- two models, of which neither is trivial --------------------------------------------------------------------------
 
 GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.normal(7, 1, 300)

@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from hub_server import serve_hub
 from huggingface_hub import snapshot_download
+from inside import MaskedLMArguments, build_affinity_model
 from masked_lm_trainer import build_trainer
 from protein_families import FAMILIES, MASKED_LMS, write_family
 from run_outcomes import losses
@@ -19,11 +20,8 @@ from hf_ext.data import STANDARD, DataArguments
 from hf_ext.errors import ArgumentError
 from hf_ext.hub import push_folder
 from hf_ext.masked_lm import steps as building
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.models import PACKED_FAMILIES, families, read_encoder
-from hf_ext.models.encoders import LoraSettings
+from hf_ext.models import PACKED_FAMILIES, LoraSettings, families, read_encoder
 from hf_ext.property import AffinityArguments, AffinityPredictor, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.speedups import lora_settings
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -67,7 +65,7 @@ def make_trainer(folder: str, training: str, output: Path, **given) -> FastTrain
     affinity_args = AffinityArguments(
         encoders=[folder], tower_inputs=["heavy,antigen"], tower_training=[training], head_sizes=[8]
     )
-    model = build_model(affinity_args, COLUMNS, lora_settings(args))
+    model = build_affinity_model(affinity_args, COLUMNS, lora_settings(args))
     return FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=COLUMNS)), make_rows())
 
 
@@ -165,10 +163,7 @@ def test_first_tokens_that_have_seen_nothing_are_no_pooling(folders):
     for name in ("gpt_neox", "t5", "mt5", "umt5"):
         given = AffinityArguments(encoders=[folders[name]], tower_inputs=["heavy,antigen"], pooling=["cls"])
         with pytest.raises(ArgumentError, match=f"type '{name}' does not stand for the sequence"):
-            build_model(given, COLUMNS)
-
-
-# --- every other family -----------------------------------------------------------------------------------------------
+            build_affinity_model(given, COLUMNS)
 
 
 @pytest.mark.parametrize(

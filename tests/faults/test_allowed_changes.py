@@ -87,9 +87,6 @@ def logged(trainer, name) -> dict[int, float]:
     return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
 
 
-# --- refused ---------------------------------------------------------------------------------------------------------
-
-
 def test_all_contradictions_are_listed_at_once_but_those_that_are_allowed(bench, tmp_path):
     changes = {name: value for name, (value, _) in CHANGES.items()}
     trainer, watch = bench.changed(tmp_path, changes, allow_changed=["seed"])
@@ -191,9 +188,6 @@ def test_held_out_rows_of_another_run_are_refused_by_the_name_of_their_set(bench
         assert watch.began_at == SAVED
 
 
-# --- recorded --------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_says_what_it_was_written_with_without_secrets_or_paths(bench, tmp_path):
     trainer, _ = bench.make(KIND, FastTrainer, tmp_path / "elsewhere")
     given = {"max_steps": 1, "save_steps": 1, "report_to": "none", "use_cpu": True, "per_device_train_batch_size": 2}
@@ -242,9 +236,6 @@ def test_another_number_of_processes_is_refused_with_what_keeps_the_rows_and_can
     assert compare_runs(old, new, ["world_size"]).allowed == {"world_size"}
 
 
-# --- allowed ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "label_smoothing_factor"])
 def test_an_allowed_change_takes_effect(bench, name, tmp_path, caplog):
@@ -259,9 +250,6 @@ def test_an_allowed_change_takes_effect(bench, name, tmp_path, caplog):
     assert ("Rows come in another order from here on" in caplog.text) == moves_rows
 
 
-# --- harmless --------------------------------------------------------------------------------------------------------
-
-
 def test_harmless_changes_go_through_and_new_intervals_are_honoured(bench, tmp_path):
     changes = {"logging_steps": 2, "save_steps": 4, "eval_steps": 5, "eval_strategy": "steps", "save_total_limit": 5}
     changes |= {"run_name": "another", "save_minutes": 60.0, "num_train_epochs": 7, "dataloader_num_workers": 1}
@@ -271,9 +259,6 @@ def test_harmless_changes_go_through_and_new_intervals_are_honoured(bench, tmp_p
     assert {path.name for path in (tmp_path / "resumed").glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
     _, always = bench.train(KIND, FastTrainer, tmp_path / "always", **changes)  # an evaluation draws random numbers
     assert differing(watch.weights[NUM_STEPS], always.weights[NUM_STEPS]) == []
-
-
-# --- stock Trainer ----------------------------------------------------------------------------------------------------
 
 
 def read(folder, model, base):
@@ -339,9 +324,6 @@ def test_the_best_model_comes_back_whole_where_stock_trainer_has_the_layer_norms
         from_the_last = differing(bits(trainer.model), watch.weights[NUM_STEPS])
         assert from_the_last != []
         assert not set(lost) & set(from_the_last)
-
-
-# --- what a stock checkpoint lacks -----------------------------------------------------------------------------------
 
 
 def without(checkpoint, folder, *names):

@@ -4,18 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faulty_runs import (
-    NUM_STEPS,
-    KilledRun,
-    bits,
-    contents,
-    flip,
-    make_lora,
-    make_rows,
-    messages,
-    names,
-    zero_block,
-)
+from faulty_runs import NUM_STEPS, KilledRun, bits, contents, flip, make_lora, make_rows, messages, names, zero_block
 from miniature_esm import make_narrow_esm
 from transformers import TrainerCallback
 
@@ -23,6 +12,7 @@ from hf_ext.checkpoints import CheckpointStore
 from hf_ext.checkpoints.manifest import read_stored
 from hf_ext.errors import CheckpointError
 
+pytestmark = pytest.mark.internals
 NEWEST, BEFORE = "checkpoint-4", "checkpoint-2"
 COMMON = ("manifest.json", "optimizer.pt", "progress.json", "rng_state.pth", "scheduler.pt", "trainer_state.json")
 COMMON += ("training_args.json",)
@@ -204,9 +194,6 @@ def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(families, tmp_path):
         trainer.train()
     assert bits(trainer.model) == make.watch.weights[NUM_STEPS]
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-
-
-# --- broken twins -----------------------------------------------------------------------------------------------------
 
 
 class Trusting(CheckpointStore):

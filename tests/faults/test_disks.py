@@ -117,9 +117,6 @@ def check_resumes(folder, whole):
     assert weights or steps(folder)[-1] == NUM_STEPS
 
 
-# --- sizes ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("room", ROOM)
 def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
@@ -143,9 +140,6 @@ def test_a_small_disk_costs_checkpoints_but_no_training_and_not_the_one_before(
         assert weights == {step: whole[0][step] for step in range(1, 7 if not ROOM[room] else 9)}
         disk.remount("size=64m")
         check_resumes(folder, whole)
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def check_injected(place, number, once, folder, whole, caplog, monkeypatch, trainer=FastTrainer):
@@ -212,9 +206,6 @@ def test_a_stop_that_cannot_save_says_so_instead_of_having_saved(place, tmp_path
     check_resumes(tmp_path, whole)
 
 
-# --- the end of a run -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def full_at_the_end(tmp_path, may_mount):
     """A trainer that has trained on a disk that was filled up since."""
@@ -270,9 +261,6 @@ def test_any_other_write_that_the_disk_refuses_has_the_same_exit_status(number):
         raise FileNotFoundError(errno.ENOENT, "x", "data.csv")
 
 
-# --- the harness ----------------------------------------------------------------------------------------------------
-
-
 class Untidy(FastTrainer):
     """Leaves what it began to write."""
 
@@ -284,9 +272,6 @@ class Untidy(FastTrainer):
 def test_the_harness_sees_what_a_broken_trainer_does_wrong(tmp_path, whole, caplog, monkeypatch):
     with pytest.raises(AssertionError):
         check_injected("weights", errno.ENOSPC, False, tmp_path, whole, caplog, monkeypatch, Untidy)
-
-
-# --- `save_total_size_gb` ---------------------------------------------------------------------------------------------
 
 
 GB = 10**9
@@ -349,10 +334,7 @@ def train_within(folder, combination, base, num_saves, trainer=FastTrainer):
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("combination", "num_saves"),
-    [
-        *((each, 12) for each in BUDGETS),
-        *(pytest.param(each, 50, marks=pytest.mark.nightly) for each in COMBINATIONS),
-    ],
+    [*((each, 12) for each in BUDGETS), *(pytest.param(each, 50, marks=pytest.mark.nightly) for each in COMBINATIONS)],
     ids=str,
 )
 def test_a_run_never_holds_more_than_its_budget(combination, num_saves, tmp_path, base):
@@ -391,9 +373,6 @@ def test_a_log_that_grows_counts_into_the_next_checkpoint(tmp_path, base):
     assert newest.step == 12
     assert (newest.path / "trainer_state.json").stat().st_size > 3_000_000
     assert samples.peak_bytes <= 40_000_000
-
-
-# --- the smallest budget --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(3)

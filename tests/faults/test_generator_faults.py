@@ -1,7 +1,5 @@
 """Generators that are killed and go on, that several processes train, and that pass from stage to stage."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -13,6 +13,7 @@ import pytest
 import torch
 from faulty_runs import Maker, contents, make_lora, messages, names
 from miniature_esm import make_narrow_esm
+from payload import Payload
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_pt_utils import safe_globals
 
@@ -23,16 +24,6 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".metadata", ".ckpt")
 BESIDE = ("pytorch_model.bin", "optimizer.bin", "scaler.pt", "rng_state_0.pth", "training_args.bin")
 BESIDE += ("model.pth", "trainable.safetensors")
 REFUSED = (CheckpointError, ValueError, pickle.UnpicklingError, RuntimeError)  # of hf_ext, Trainer, torch
-
-
-class Payload:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return exec, (f"open({str(self.canary)!r}, 'w').close()",)
 
 
 def write_payload(path, canary, is_zip) -> None:
@@ -84,9 +75,6 @@ def probed(runs):
     yield
     assert not runs.canary.exists()
     assert contents(runs.outside) == before
-
-
-# --- pickles ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(12)
@@ -144,10 +132,7 @@ def test_twin_the_payload_does_run_where_it_is_unpickled(runs, tmp_path):
     for is_zip in (True, False):
         write_payload(tmp_path / "x.pt", tmp_path / "ran", is_zip)
         torch.load(tmp_path / "x.pt", weights_only=False)
-        (tmp_path / "ran").unlink()
-
-
-# --- paths ------------------------------------------------------------------------------------------------------------
+        (tmp_path / "ran").rmdir()
 
 
 def outside_names(folder, outside) -> list[str]:
@@ -192,9 +177,6 @@ def test_a_link_inside_our_checkpoint_is_refused(kind, runs, tmp_path):
         (folder / "manifest.json").rename(folder / "other.json")
         (folder / "manifest.json").symlink_to(folder / "other.json")
     runs.refused(folder, "found a link" if kind == "manifest" else "found a symlink")
-
-
-# --- what is written --------------------------------------------------------------------------------------------------
 
 
 def is_pickle(path) -> bool:

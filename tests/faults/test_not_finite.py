@@ -150,9 +150,6 @@ def test_a_number_that_is_none_between_two_saves_leaves_the_last_good_checkpoint
     assert names(tmp_path) == ["checkpoint-4"]
 
 
-# --- what comes after -------------------------------------------------------------------------------------------------
-
-
 def test_the_run_continues_with_a_lower_rate_that_is_allowed(make, tmp_path):
     given = {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
     stopped(make(tmp_path, callbacks=[Poison(5, spoil_weight(NAN))], **given), tmp_path)
@@ -168,18 +165,12 @@ def test_the_run_continues_with_a_lower_rate_that_is_allowed(make, tmp_path):
     assert not_finite_files(tmp_path) == []
 
 
-# --- broken twin ------------------------------------------------------------------------------------------------------
-
-
 def test_stock_trainer_ends_well_shows_zero_and_saves_them(make, tmp_path):
     trainer = make(tmp_path, trainer=Trainer, rows=make_rows(row7=NAN), save_total_limit=1)
     trainer.train()
     assert trainer.state.log_history[-2]["loss"] == 0.0
     assert names(tmp_path) == ["checkpoint-6"]
     assert "checkpoint-6/model.safetensors:classifier.dense.weight" in not_finite_files(tmp_path)
-
-
-# --- under a loss scale -----------------------------------------------------------------------------------------------
 
 
 START = 65536.0

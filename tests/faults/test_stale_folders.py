@@ -40,9 +40,6 @@ def log():
         yield found
 
 
-# --- what is not this run's -------------------------------------------------------------------------------------------
-
-
 def put_stock(runs, path):
     shutil.copytree(runs.stock, path)
 
@@ -95,9 +92,6 @@ def test_what_stands_where_a_checkpoint_goes_is_moved_and_kept(runs, log, tmp_pa
     assert any("checkpoint-6 was in the way of this run's" in text for text in log)
 
 
-# --- where the folder is ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["L\u00e4ufe \u03b2 \U0001f9ec 100% 'of' \"it\" #1 {x} [a-z]*", "-n"])
 def test_an_output_folder_may_have_any_name_be_relative_and_linked(name, runs, tmp_path, monkeypatch):
     target = runs.copy(tmp_path / "disk")
@@ -124,9 +118,6 @@ def test_a_folder_that_was_moved_keeps_its_best_checkpoint(runs, tmp_path):
     assert names(tmp_path) == ["new"]
 
 
-# --- what dead and living processes left ------------------------------------------------------------------------------
-
-
 def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
     folder = runs.copy(tmp_path / "run")
     staged = Path(shutil.copytree(folder / "checkpoint-4", folder / ".staging/checkpoint-6"))
@@ -139,9 +130,6 @@ def test_what_a_dead_process_left_is_cleared(runs, tmp_path):
     assert runs.problems(folder) == []
     assert names(folder) == [".trash-checkpoint-5", "checkpoint-2", "checkpoint-4", "checkpoint-6"]
     assert contents(folder / ".trash-checkpoint-5") == {"thesis.txt": b"mine"}
-
-
-# --- checkpoints of other runs ----------------------------------------------------------------------------------------
 
 
 def test_a_newer_checkpoint_of_a_run_that_differs_is_refused_with_the_difference_and_nothing_moves(runs, tmp_path):

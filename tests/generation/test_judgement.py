@@ -6,30 +6,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from antibody_examples import KAPPA_CONSTANT, RESIDUES, antibodies, heavy, light, random_antigens, random_cdr3
+from inside import AntibodyRows, Sampling, check_gates, have_passed, judge_condition, judge_generated
 from labelled_rows import make_labelled
 
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.evaluation import MODEL, ResamplingGroups
 from hf_ext.generation.judging.copies import RANDOM, RETRIEVAL, SHUFFLED, find_recovery, judge_copies, make_baselines
 from hf_ext.generation.judging.discriminator import Discriminator, find_roles, judge_affinities
-from hf_ext.generation.judging.judgement import (
-    HELD_OUT,
-    find_gate_numbers,
-    judge_condition,
-    judge_generated,
-    shuffle_affinities,
-    shuffle_antigens,
-)
-from hf_ext.generation.rows import (
-    AntibodyRows,
-    Sampling,
-    compare_means,
-    find_cdr3,
-    find_problems,
-    mean_score,
-)
-from hf_ext.generation.stages import GATES, GatesFailed, check_gates, check_passed, have_passed, write_gates
+from hf_ext.generation.judging.judgement import HELD_OUT, find_gate_numbers, shuffle_affinities, shuffle_antigens
+from hf_ext.generation.rows import compare_means, find_cdr3, find_problems, mean_score
+from hf_ext.generation.stages import GATES, GatesFailed, check_passed, write_gates
 
+pytestmark = pytest.mark.internals
 ANTIGENS = random_antigens(15, seed=1)
 ASKED = [one for one in ANTIGENS for _ in range(4)]
 CDR3 = "ARDRSTYFDY"
@@ -37,9 +25,6 @@ CDR3 = "ARDRSTYFDY"
 
 def by_antigen(values) -> Sampling:
     return Sampling(ResamplingGroups.of("antigen", values), num_resamples=300)
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_without_a_value_are_left_out_and_few_units_are_not_trusted():
@@ -159,9 +144,6 @@ def test_patterns_pass_a_pair_of_domains_and_nothing_else():
     assert find_cdr3(light()) is None  # FGxG is no heavy chain's motif
 
 
-# --- discriminators ---------------------------------------------------------------------------------------------------
-
-
 def test_columns_are_told_by_their_names():
     found = find_roles(["antibody_heavy", "Antibody-Light", "antigen sequence"])
     assert [*found.values()] == ["heavy", "light", "antigen"]
@@ -208,9 +190,6 @@ def test_a_model_of_classes_judges_no_antibodies(demo_encoders, tmp_path):
         part.save_pretrained(tmp_path)
     with pytest.raises(ArgumentError, match="predicts classification: antibodies are judged by one number per row"):
         Discriminator.from_pretrained(tmp_path, device="cpu")
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 def planted_cdr3(antigen: str) -> str:
@@ -330,8 +309,6 @@ def test_what_is_ignored_or_not_better_or_has_too_few_antigens_comes_first(good,
     with pytest.raises(DataError, match="no outputs to judge"):
         judge_generated(good.select([]), training, held_out, by_antigen(good.antigens))
 
-
-# --- gates ------------------------------------------------------------------------------------------------------------
 
 GOOD = {
     1: {"token_loss": 0.1, "reproduced": 0.9, "valid": 0.5},

@@ -7,24 +7,34 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from inside import (
+    AntibodyRows,
+    GeneratorArguments,
+    Inputs,
+    build_generator,
+    load_generator,
+    load_pairs,
+    resolve_columns,
+    resolve_stage,
+    sample_pairs,
+)
 from tiny_generators import AFFINITIES, ANTIGENS, HEAVIES, LIGHTS
 from transformers import EsmConfig
 
 from hf_ext.arguments import parse_command
 from hf_ext.data import DataArguments, TokenBudgetBatchSampler, count_tokens, make_demo_pairs
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.building import Inputs, build_inputs, build_model
-from hf_ext.generation.preparing import PairData, load_pairs, resolve_columns
-from hf_ext.generation.rows import AntibodyRows
-from hf_ext.generation.sampling import load_generator, sample_pairs
-from hf_ext.generation.stages import check_auto, resolve_stage
-from hf_ext.generation.task import TASK
+from hf_ext.generation.building import build_inputs
+from hf_ext.generation.preparing import PairData
+from hf_ext.generation.stages import check_auto
 from hf_ext.hardware import describe_hardware
 from hf_ext.models import AntibodyGenerator, GeneratorConfig
 from hf_ext.models.generation.esm import PretrainedEncoder
 from hf_ext.plan import make_plan
+from hf_ext.tasks import find_task
 from hf_ext.training_args import FastTrainingArguments
+
+pytestmark = pytest.mark.internals
 
 
 def make_table(num_antigens: int = 20, per_antigen: int = 5) -> Dataset:
@@ -202,11 +212,11 @@ def test_rows_become_token_columns_and_a_budget_holds_for_antigens_and_antibodie
 
 def test_affinities_of_training_set_the_scale_of_the_model_and_adapters_are_asked_for_where_they_are(tmp_path):
     args = GeneratorArguments(**SIZES)
-    config = build_model(args, make_training(tmp_path), make_data(has_affinities=True)).config
+    config = build_generator(args, make_training(tmp_path), make_data(has_affinities=True)).config
     assert (config.label_mean, config.label_std, config.unknown_affinity_dropout) == (7.0, 1.0, 0.1)
-    assert build_model(args, make_training(tmp_path), make_data()).config.unknown_affinity_dropout == 0.0
+    assert build_generator(args, make_training(tmp_path), make_data()).config.unknown_affinity_dropout == 0.0
     with pytest.raises(ArgumentError, match="--encoder_training lora"):
-        build_model(args, make_training(tmp_path, use_peft=True), make_data())
+        build_generator(args, make_training(tmp_path, use_peft=True), make_data())
 
 
 SIZES = {"d_model": 16, "d_ff": 24, "hidden_size": 12, "num_heads": 2, "size": "tiny"}
@@ -215,7 +225,7 @@ SIZES = {"d_model": 16, "d_ff": 24, "hidden_size": 12, "num_heads": 2, "size": "
 def test_a_frozen_encoder_reads_each_antigen_once_and_batches_carry_its_states(tmp_path, demo_encoders, monkeypatch):
     args = GeneratorArguments(architecture="esm", antigen_encoder=demo_encoders[1], **SIZES)
     training, data = make_training(tmp_path), make_data()
-    model = build_model(args, training, data)
+    model = build_generator(args, training, data)
     read: list[int] = []
     plain = PretrainedEncoder.forward
 
@@ -244,7 +254,7 @@ def test_a_generator_whose_encoder_trained_needs_nothing_but_its_folder(tmp_path
         architecture="esm", antigen_encoder=str(encoder), encoder_training=training_of_encoder, **SIZES
     )
     training, data = make_training(tmp_path / "run"), make_data()
-    model = build_model(args, training, data).eval()
+    model = build_generator(args, training, data).eval()
     inputs = build_inputs(model, training, [])
     model.save_pretrained(tmp_path / "model")
     inputs.collator.save_pretrained(tmp_path / "model")
@@ -264,7 +274,8 @@ CARDS = {"a100-80gb": ("bf16", 1, A100), "t4": ("fp16", 8, ())}  # half precisio
 def test_the_configuration_file_is_stage_3_on_a_frozen_encoder_as_its_card_can_train_it(card, tmp_path):
     precision, passes, flags = CARDS[card]
     words = ["--config", str(CONFIGS / "generate_antibody.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
-    parser, (model_args, data_args, args) = parse_command(TASK.all_arguments, TASK.defaults, None, [*words, *flags])
+    task = find_task("generation")
+    parser, (model_args, data_args, args) = parse_command(task.all_arguments, task.defaults, None, [*words, *flags])
     resolve_stage(int(model_args.stage), model_args, data_args, args, parser.explicit)
     resolve_columns(model_args, data_args, parser.explicit)
     assert (model_args.stage, model_args.size, model_args.encoder_training) == ("3", "full", "frozen")

@@ -1,24 +1,22 @@
 """recipes/sample.py as users run it: what is in its table and FASTA, what it warns of, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
 import shutil
 from pathlib import Path
 
+import commands
 import pytest
 import torch
 from antibody_examples import heavy, light
 from hub_server import serve_hub
+from inside import load_generator
 from memorising_generator import ANTIGENS, CDR3, make_memorising, save_generator
 from tiny_generators import make_generator
 
 from hf_ext.data import EOS_ID, SEP_ID
 from hf_ext.errors import ArgumentError, HfExtError
-from hf_ext.generation.sample import main
-from hf_ext.generation.sampling import load_generator
 from hf_ext.hub import push_folder
 
 COLUMNS = ["id", "antigen", "source_row", "rank", "heavy", "light", "copies", "log_probability", "valid", "problem"]
@@ -53,16 +51,13 @@ def sample(model, *given, data="antigens.fasta"):
     """The table's rows after a run."""
     source = ["--dataset_name", data] if data else []
     words = ["--model", str(model), *source, "--max_new_tokens", "260", *map(str, given)]
-    output, _ = main(words)
+    output, _ = commands.sample(words)
     with open(output, newline="") as file:
         return list(csv.DictReader(file))
 
 
 def read_fasta(path="antibodies.fasta"):
     return re.findall(r">(.*)\n(.*)\n", Path(path).read_text())
-
-
-# --- what is written --------------------------------------------------------------------------------------------------
 
 
 def test_table_and_fasta_hold_every_antibody_ranked_under_the_antigens_names(memorising):
@@ -178,9 +173,6 @@ def test_a_heavy_chain_alone_is_valid_where_training_had_some(memorising, folder
     assert (row["valid"], row["light"], len(read_fasta())) == ("yes", "", 2)
 
 
-# --- where models come from -------------------------------------------------------------------------------------------
-
-
 def test_a_pushed_model_is_sampled_by_its_name_with_the_same_outputs(untrained, monkeypatch):
     given = ("--num_samples", 3, "--max_new_tokens", 30)
     expected = sample(untrained, *given)
@@ -190,9 +182,6 @@ def test_a_pushed_model_is_sampled_by_its_name_with_the_same_outputs(untrained, 
         assert sample("me/generator", *given) == expected
         with pytest.raises(ArgumentError, match=r"at revision .*did not hand it out"):
             sample("me/generator", *given, "--revision", "v9")
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def contents(folder):
@@ -231,7 +220,7 @@ def test_what_cannot_be_done_is_refused_with_the_remedy_and_nothing_is_written(
     (folder / "bad.csv").write_text("antigen\nMKT\nMK?\n")
     before = contents(folder)
     with pytest.raises(HfExtError, match=words):
-        main(["--model", str(without_affinities), *given])
+        commands.sample(["--model", str(without_affinities), *given])
     assert contents(folder) == before
 
 

@@ -6,12 +6,14 @@ import random
 import numpy as np
 import pytest
 import torch
+from inside import sample_pairs
 from tiny_generators import NAMES, make_generator, make_named
 
 from hf_ext.data import VOCABULARY, PairEncoder
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.generation.sampling import gumbel_noise, sample_pairs
+from hf_ext.generation.sampling import gumbel_noise
 
+pytestmark = pytest.mark.internals
 ANTIGENS = ["MKTAYIAKQRQISFVKSH", "ACD", "GGSWLLP"]
 LONG = {"max_new_tokens": 60, "show_progress": False}
 SHORT = {"max_new_tokens": 14, "show_progress": False}

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from inside import conformal_half_widths
 
 from hf_ext.errors import DataError
 from hf_ext.evaluation import ResamplingGroups
-from hf_ext.heads.intervals import conformal_half_widths, least_groups
+from hf_ext.heads.intervals import least_groups
+
+pytestmark = pytest.mark.internals
 
 
 def groups_of(sizes) -> ResamplingGroups:

@@ -1,13 +1,12 @@
 """`--head auto`: several heads on frozen embeddings, weighed by rows that they have not seen; one folder."""
 
-from __future__ import annotations
-
 import csv
 import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import torch
@@ -15,12 +14,12 @@ from run_outcomes import same_tensors
 from safetensors.torch import load_file
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.finished.predict import main as predict_table
 from hf_ext.heads import ensemble
 from hf_ext.heads.objectives import SquaredError
 from hf_ext.models import DIRECTIONS, FEATURES, PRODUCT, AffinityModel, HeadEnsemble, principal_directions
 from hf_ext.property import TASK, AffinityPredictor
 
+pytestmark = pytest.mark.internals
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 COLUMNS = ["heavy", "antigen"]
 NUM_CLONES, COPIES = 40, 6
@@ -111,7 +110,7 @@ def test_folder_predictor_and_predict_say_what_the_run_said(trained, tmp_path):
     (tmp_path / "new.csv").write_text(f"heavy,antigen\n{text}")
     files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(tmp_path / "out.csv")]
     quiet = ["--use_cpu", "true", "--disable_tqdm", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
-    predict_table(["--model", str(folder), *files, *quiet, "--without", "encoder_precision", "cpu_matmul"])
+    commands.predict(["--model", str(folder), *files, *quiet, "--without", "encoder_precision", "cpu_matmul"])
     np.testing.assert_allclose(predictions_of(tmp_path / "out.csv"), expected, atol=2e-4)
     loaded = AffinityModel.from_pretrained(folder)
     head_alone = AffinityModel.from_pretrained(folder)

@@ -1,7 +1,5 @@
 """`--head auto` of classes and of labels that stand alone: mixed probabilities, weighed by their log loss."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -19,6 +17,7 @@ from hf_ext.models import AffinityModel
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NUM_ROWS = 150
 
 

@@ -1,23 +1,21 @@
 """Prediction intervals of a model: stored at the end of a run, written when asked, refused where they say nothing."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from inside import conformal_half_widths
 
 from hf_ext.data import make_demo_table
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import ResamplingGroups
-from hf_ext.finished.predict import main as predict_table
 from hf_ext.heads import fit_intervals, half_width, score_intervals
-from hf_ext.heads.intervals import conformal_half_widths
 from hf_ext.property import AffinityPredictor
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -154,7 +152,7 @@ def predict_file(run, tmp_path, monkeypatch):
 
     def call(*words: str, model: str = str(folder / "out")) -> dict[str, np.ndarray]:
         given = ["--model", model, "--dataset_name", "new.csv", "--use_cpu", "true", "--disable_tqdm", "true"]
-        path = predict_table([*given, "--embedding_cache_dir", "cache", *words])
+        path = commands.predict([*given, "--embedding_cache_dir", "cache", *words])
         with path.open(newline="") as file:
             header, *found = csv.reader(file)
         return {name: np.array([float(row[i]) for row in found]) for i, name in enumerate(header[3:], 3)}

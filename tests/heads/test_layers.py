@@ -1,7 +1,5 @@
 """`--layer`: which layer of an encoder the head reads, by its number, or chosen by rows that were held out."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -11,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from doctored import look, main
+from doctored import gather_facts, main
+from inside import build_affinity_model
 from protein_families import FAMILIES, write_family
 from transformers import AutoModel, AutoModelForTextEncoding, EsmConfig, EsmModel, EsmTokenizer
 
@@ -21,7 +20,6 @@ from hf_ext.heads import choose_layers
 from hf_ext.labels import ONE_NUMBER, UNKNOWN, LabelKind, make_kind
 from hf_ext.models import AffinityModel, identify_encoder
 from hf_ext.property import TASK, AffinityArguments, AffinityPredictor, build_collator
-from hf_ext.property.building import build_model
 
 NORMS = {
     **{"esm": "encoder.emb_layer_norm_after", "esmc": "norm", "modernbert": "final_norm"},
@@ -35,7 +33,7 @@ def make_parts(
     folder: str, layer: str, kind: LabelKind = ONE_NUMBER, **settings: object
 ) -> tuple[AffinityModel, object]:
     given = AffinityArguments(encoders=[folder], layer=layer, head_sizes=[4], **settings)
-    model = build_model(given, ["sequence"], kind=kind)
+    model = build_affinity_model(given, ["sequence"], kind=kind)
     return model.eval(), build_collator(model, DataArguments(sequence_columns=["sequence"]))
 
 
@@ -84,11 +82,8 @@ def test_a_layer_that_is_not_there_is_refused(layer, said, tmp_path):
 
 
 def test_the_doctor_counts_the_layers_that_run_alone():
-    whole, half = (main(look(model=AffinityArguments(layer=layer))).stage.parts[0] for layer in ("last", "1"))
+    whole, half = (main(gather_facts(model=AffinityArguments(layer=layer))).stage.parts[0] for layer in ("last", "1"))
     assert half.flops == pytest.approx(whole.flops / 2, rel=0.01)
-
-
-# --- chosen ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

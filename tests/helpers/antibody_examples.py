@@ -1,8 +1,7 @@
 """Variable domains for tests: germline frameworks with made-up third CDRs, and what goes wrong with them."""
 
 import numpy as np
-
-from hf_ext.generation.rows import AntibodyRows
+from inside import AntibodyRows
 
 HEAVY_V = "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGGSTYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYC"
 HEAVY_J = "WGQGTLVTVSS"

@@ -24,3 +24,8 @@ def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
     least = 4 * 2**-24 / bound * largest(scales.values())
     errors = {name: (found[name].double() - expected[name]).abs().max().item() for name in expected}
     return largest(error / max(scales[name], least) if error else 0.0 for name, error in errors.items())
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The norm of what two vectors differ by, over that of the second."""
+    return ((found - expected).norm() / expected.norm()).item()

@@ -1,7 +1,5 @@
 """What a folder holds while a run writes into it, looked at by a process of its own."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,27 +1,20 @@
 """Facts of runs on described machines, for tests of the doctor."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
 
+from inside import GeneratorArguments, MaskedLMArguments, find_problems
+
 from hf_ext.data import DataArguments
-from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.gather import Facts, StageFacts, gather
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.property import AffinityArguments
 from hf_ext.tasks import Task, find_task
 from hf_ext.training_args import FastTrainingArguments
 
 GB = 10**9
 FOLDERS = ("output_dir", "cache_dir", "hub_cache")
-TASKS = {
-    AffinityArguments: "affinity",
-    MaskedLMArguments: "masked_lm",
-    GeneratorArguments: "generation",
-}
+TASKS = {AffinityArguments: "affinity", MaskedLMArguments: "masked_lm", GeneratorArguments: "generation"}
 CALM = {
     "in_colab": False,
     "drive_is_mounted": False,
@@ -35,7 +28,7 @@ CALM = {
 }
 
 
-def look(
+def gather_facts(
     device: str | None = "a100",
     *,
     model: Any = None,
@@ -61,7 +54,7 @@ def look(
 @functools.cache
 def healthy() -> Facts:
     """An A100 on which nothing is off."""
-    return look()
+    return gather_facts()
 
 
 def main(facts: Facts) -> StageFacts:

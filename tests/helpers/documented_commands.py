@@ -1,7 +1,5 @@
 """Commands that pages show, run as far as the recipe that they start has read its words."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import runpy

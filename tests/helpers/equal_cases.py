@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from closeness import largest
 from datasets import Dataset
+from inside import build_affinity_model
 from labelled_rows import make_labelled, make_rows
 from miniature_esm import MASK, WIDE
 from miniature_esm import make_esm as make_base_esm
@@ -22,7 +23,6 @@ from transformers import EsmForMaskedLM, EsmForSequenceClassification
 
 from hf_ext.data import DataArguments, make_demo_encoders, make_demo_table
 from hf_ext.property import AffinityArguments, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -47,9 +47,6 @@ LABELLED = {  # case -> labels of `labelled_rows`, how the encoder trains, and a
     "classes": ("classes", "full", {}),
     "residues": ("residue_classes", "frozen", {"speedups": ["embedding_cache"]}),
 }
-
-
-# --- building -------------------------------------------------------------------------------------------------------
 
 
 def write_encoders(folder: Path) -> None:
@@ -95,7 +92,7 @@ def make_parts(case: str, encoders: Path) -> tuple:
     torch.manual_seed(0)
     paths = [str(encoders / name) for name in ("bert", "t5", "esm")]
     towers = {"encoders": paths, "tower_inputs": COLUMNS, "tower_training": TOWERS[case]}
-    model = build_model(AffinityArguments(**towers, head_sizes=[8], head_dropout=0.0), COLUMNS)
+    model = build_affinity_model(AffinityArguments(**towers, head_sizes=[8], head_dropout=0.0), COLUMNS)
     rows = make_demo_table(NUM_STEPS * ROWS_PER_STEP).rename_column("pKd", "label")
     return model, build_collator(model, DataArguments(sequence_columns=COLUMNS)), rows
 
@@ -136,9 +133,6 @@ def train(case: str, folder: Path, num_processes: int, encoders: Path, broken: b
     assert trainer.args.world_size == num_processes
     trainer.train()
     return trainer
-
-
-# --- comparing ------------------------------------------------------------------------------------------------------
 
 
 def gathered(trainer) -> dict[str, torch.Tensor]:

@@ -1,7 +1,5 @@
 """Five kinds of tiny runs, and with data workers: ESM regression, T5, LoRA, cached, two processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from faulty_runs import make_rows
+from inside import build_affinity_model
 from miniature_esm import make_narrow_esm
 from protein_families import write_family
 from tiny_t5 import write_t5_encoder
@@ -16,7 +15,6 @@ from token_rows import stack_rows
 
 from hf_ext.data import DataArguments, make_demo_encoders
 from hf_ext.property import AffinityArguments, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -107,7 +105,7 @@ def make_trainer(name: str, encoders: Path, output_dir: Path, **given: Any) -> F
         head_sizes=[8],
         head_dropout=0.2,  # so that random states matter
     )
-    model = build_model(towers, COLUMNS)
+    model = build_affinity_model(towers, COLUMNS)
     return FastTrainer(model, args, build_collator(model, DataArguments(sequence_columns=COLUMNS)), make_table())
 
 

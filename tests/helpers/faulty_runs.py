@@ -1,7 +1,5 @@
 """Tiny runs to which something goes wrong: a full ESM regression, and LoRA on a saved base."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os

@@ -31,15 +31,7 @@ def pad_input(hidden_states, indices, batch, seqlen):
 
 
 def apply_rotary(
-    x,
-    cos,
-    sin,
-    seqlen_offsets=0,
-    cu_seqlens=None,
-    max_seqlen=None,
-    interleaved=False,
-    inplace=False,
-    conjugate=False,
+    x, cos, sin, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, interleaved=False, inplace=False, conjugate=False
 ):
     """Rotates (all tokens, heads, head) in place; row i of the tables is the i-th token of a sequence."""
     assert (seqlen_offsets, interleaved, inplace) == (0, False, True)

@@ -1,7 +1,5 @@
 """IgT5 and ESM-2 in miniature, and the script that others trained a head on them with, written anew and literally."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cases of runs that are killed and restarted, and what is looked at when they end."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -10,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from families import SAVE_STEPS, write_encoders
+from inside import MANIFEST, Manifest
 from killing import Attempt, Job, Kill, attempt
-
-from hf_ext.checkpoints.manifest import MANIFEST, Manifest
 
 
 @dataclass

@@ -3,8 +3,6 @@
 Processes are forked from one that has everything imported, so that an attempt costs no imports.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

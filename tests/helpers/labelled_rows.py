@@ -4,12 +4,12 @@ import math
 
 import torch
 from datasets import Dataset
+from inside import build_affinity_model
 from transformers import TrainingArguments
 
 from hf_ext.data import DataArguments
 from hf_ext.labels import make_kind
 from hf_ext.property import AffinityArguments, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -49,7 +49,7 @@ def make_labelled(name: str, encoder: str, training: str = "full", **settings):
     """A model of one tower without dropout, and its collator."""
     torch.manual_seed(0)
     given = {"head_sizes": [8], "head_dropout": 0.0, "tower_training": [training], **settings}
-    model = build_model(AffinityArguments(encoders=[encoder], **given), ["chain"], kind=KINDS[name])
+    model = build_affinity_model(AffinityArguments(encoders=[encoder], **given), ["chain"], kind=KINDS[name])
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

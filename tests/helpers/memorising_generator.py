@@ -1,7 +1,5 @@
 """A generator that knows one antibody by heart, so that what it writes is known; in a folder as a run leaves it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Mistakes that users make, as rows of a table: what they give, what must be said, and the innocent twin beside it."""
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from inside import build_affinity_model
 
 from hf_ext.arguments import parse_command
 from hf_ext.data import check_inputs
 from hf_ext.errors import HfExtError
 from hf_ext.property import TASK, build_collator, resolve_training
-from hf_ext.property.building import build_model
 from hf_ext.property.rows import describe_rows, load_rows
 
 NUM_ROWS = 60
@@ -111,7 +109,7 @@ def look_at(case: Case, folder: Path, encoder: str) -> str:
     )
     data = load_rows(model_args, data_args, output_dir=folder / "out", seed=args.seed)
     model_args.tower_training, args.use_peft = resolve_training(model_args, args.use_peft)
-    model = build_model(model_args, data_args.sequence_columns)
+    model = build_affinity_model(model_args, data_args.sequence_columns)
     collator = build_collator(model, data_args)
     data.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
     return describe_rows(data)

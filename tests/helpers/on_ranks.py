@@ -4,8 +4,6 @@ All checks, or those named, one after the other in one launch; what each found i
 `FOLDER/encoders` holds what `equal_cases.write_encoders` wrote.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -59,9 +57,6 @@ def said(error: type[HfExtError], act: Callable[[], Any]) -> str:
     except error as refusal:
         return str(refusal)
     return ""
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------------
 
 
 def make_evals(task: str, streams: bool, num_rows: int = 37) -> Any:
@@ -150,9 +145,6 @@ def stops_early(folder: Path) -> list[Any]:
     return [trainer.state.global_step, trainer.stopping_decisions]
 
 
-# --- training -------------------------------------------------------------------------------------------------------
-
-
 class LabelOnPadding:
     """A label where the mask is 0, in the second batch of the second process."""
 
@@ -190,9 +182,6 @@ def pushes(folder: Path) -> dict[str, str]:
             report[name] = str(error)
         trainer.args.push_to_hub = False  # else `end` raises again
     return report
-
-
-# --- the cache ------------------------------------------------------------------------------------------------------
 
 
 def make_few_antigens(encoders: Path) -> tuple:
@@ -235,9 +224,6 @@ def finds_the_cache_full(folder: Path) -> dict[str, Any]:
 
 def dies_filling_the_cache(folder: Path) -> None:
     fills_the_cache(folder, dies=True)
-
-
-# --- launched and left ----------------------------------------------------------------------------------------------
 
 
 def count_gloo_threads() -> int:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import SoftFileLease
+from inside import LOCK, lock_folder
 
-from hf_ext.checkpoints.run_lock import LEASE_S, LOCK, lock_folder
+from hf_ext.checkpoints.run_lock import LEASE_S
 
 
 def plant_lock(folder: Path, pid: int = 0, host: str = "", start: int = 0) -> Path:

@@ -1,7 +1,5 @@
 """What must hold of every HTML page that hf_ext writes, found by reading it as a browser would, without one."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """What the parts of `hf_ext.training` take, without a Trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

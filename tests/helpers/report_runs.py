@@ -1,7 +1,5 @@
 """Folders as finished runs leave them, small and written by hand, and what their pages say."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -131,12 +129,7 @@ def affinity_results(**changes: Any) -> dict[str, Any]:
             "cpu_count": 2,
             "versions": {"torch": "2.13.0", "faesm": None},
         },
-        "costs": {
-            "wall_s": 900.0,
-            "train_s": 754.2,
-            "peak_memory_gib": 1.25,
-            "memory_of": "process",
-        },
+        "costs": {"wall_s": 900.0, "train_s": 754.2, "peak_memory_gib": 1.25, "memory_of": "process"},
         "ensemble": {
             "members": [
                 {"name": "constant", "error": 1.1, "weight": 0.0},

@@ -1,7 +1,5 @@
 """Small runs of every kind that are interrupted, resumed and compared with the run that nobody interrupted."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +8,12 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
+from inside import MaskedLMArguments, build_masked_lm, build_masked_lm_collator, build_tokenizer, compute_metrics
 from run_outcomes import Killed
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hf_ext.data import STANDARD, DataArguments, MaskedLMCollator, SequenceCollator, mark_evaluation
 from hf_ext.masked_lm import results
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -205,8 +201,8 @@ class Runs:
 
     def _masked(self, case: Case) -> tuple:
         torch.manual_seed(0)
-        model = build_model(SHAPE)
-        collator = build_collator(build_tokenizer(SHAPE), model, SHAPE, DataArguments(), 0)
+        model = build_masked_lm(SHAPE)
+        collator = build_masked_lm_collator(build_tokenizer(SHAPE), model, SHAPE, DataArguments(), 0)
         collator.__class__ = NumberedMaskedLM
         settings: dict[str, Any] = {}
         rows: Any = self.sequences

@@ -1,7 +1,5 @@
 """Small disks, file operations inside a checkpoint that fail, and tiny runs that meet them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from inside import LOCK
 from miniature_esm import make_narrow_esm
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
@@ -21,7 +20,6 @@ from token_rows import make_number_rows, stack_rows
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.checkpoints import CheckpointStore
-from hf_ext.checkpoints.run_lock import LOCK
 from hf_ext.text import LOGGER
 from hf_ext.text.progress import RunLog
 from hf_ext.trainer import FastTrainer

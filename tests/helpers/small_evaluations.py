@@ -1,7 +1,5 @@
 """Tiny models whose evaluations are counted: regression on whole sequences, and masked tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

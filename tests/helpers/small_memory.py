@@ -1,7 +1,5 @@
 """Memory that does not suffice, where and when a test says: errors as torch raises them, from inside a model."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Runs of six steps on a small ESM that predicts a number, of FastTrainer and of stock Trainer."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of stock Trainer and of FastTrainer on the same tiny models, which take up each other's checkpoints."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,7 @@ from datasets import Dataset
 from faulty_runs import Watch, make_lora, make_rows
 from miniature_esm import make_narrow_esm
 from token_rows import stack_rows
-from transformers import (
-    EsmForMaskedLM,
-    T5Config,
-    T5ForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import EsmForMaskedLM, T5Config, T5ForSequenceClassification, Trainer, TrainingArguments
 
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments

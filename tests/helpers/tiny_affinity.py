@@ -3,8 +3,7 @@
 import torch
 
 from hf_ext.data import DataArguments
-from hf_ext.models import AffinityModel, TowerSpec, read_encoder
-from hf_ext.models.encoders import LoraSettings
+from hf_ext.models import AffinityModel, LoraSettings, TowerSpec, read_encoder
 from hf_ext.property import build_collator
 
 COLUMNS = ("heavy", "light", "antigen")

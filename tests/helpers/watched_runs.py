@@ -1,17 +1,15 @@
 """Runs whose predictions are written beforehand, one column per step, and cost milliseconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from inside import compute_metrics
 from torch import nn
 from transformers import TrainerCallback
 
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

@@ -51,9 +51,6 @@ def test_the_lines_for_another_scheduler_pass_sigterm_on_and_end_with_the_status
         assert process.wait(60) == status
 
 
-# --- Hugging Face Jobs -----------------------------------------------------------------------------------------------
-
-
 def test_the_head_of_the_jobs_script_is_what_uv_reads():
     """The `script` block of PEP 723."""
     block = (LAUNCH / "hf_jobs.py").read_text().partition("# /// script\n")[2].partition("# ///\n")[0]
@@ -95,9 +92,6 @@ def test_hugging_face_reads_the_command_as_it_is_meant(tmp_path):
     assert found["volumes"] == "./dist:/wheels"
     assert "hf://buckets/USER/BUCKET:/outputs" in said
     assert float(command[-3]) < float(found["timeout"].removesuffix("h"))  # it stops itself before it is stopped
-
-
-# --- the page --------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_has_every_status_of_a_run():

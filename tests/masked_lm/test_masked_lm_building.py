@@ -7,22 +7,17 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from inside import MaskedLMArguments, build_masked_lm, build_masked_lm_collator, build_tokenizer, prepare_splits
 from transformers import EsmForMaskedLM, EvalPrediction, TrainingArguments
 
 from hf_ext.data import DataArguments
 from hf_ext.errors import ArgumentError, DataError, NotFiniteError
 from hf_ext.masked_lm import compute_metrics, sum_rows
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.results import UnigramBaseline, score_split
-from hf_ext.masked_lm.steps import (
-    build_collator,
-    build_model,
-    build_tokenizer,
-    prepare_splits,
-)
 from hf_ext.tasks import stock_arguments
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 TINY = {"model_size": "demo"}
 
 
@@ -36,12 +31,12 @@ TINY = {"model_size": "demo"}
 )
 def test_named_sizes_have_the_parameters_of_the_published_models(size, millions):
     with torch.device("meta"):
-        model = build_model(MaskedLMArguments(model_size=size))
+        model = build_masked_lm(MaskedLMArguments(model_size=size))
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(millions * 1e6, rel=0.01)
 
 
 def test_a_new_model_is_built_as_esm2_or_esm_c_are():
-    config = build_model(MaskedLMArguments(**TINY)).config
+    config = build_masked_lm(MaskedLMArguments(**TINY)).config
     assert (config.vocab_size, config.pad_token_id, config.mask_token_id) == (33, 1, 32)
     assert (config.position_embedding_type, config.token_dropout, config.emb_layer_norm_before) == (
         "rotary",
@@ -50,7 +45,7 @@ def test_a_new_model_is_built_as_esm2_or_esm_c_are():
     )
     assert (config.intermediate_size, config.layer_norm_eps, config.hidden_dropout_prob) == (256, 1e-5, 0.0)
     with torch.device("meta"):
-        config = build_model(MaskedLMArguments(model_size="esmc_300M")).config
+        config = build_masked_lm(MaskedLMArguments(model_size="esmc_300M")).config
     assert (config.model_type, config.vocab_size, config.pad_token_id, config.mask_token_id) == ("esmc", 64, 1, 32)
     assert (config.intermediate_size, config.hidden_act, config.attention_dropout) == (2560, "silu", 0.0)
 
@@ -68,9 +63,9 @@ def test_the_tokenizer_of_a_new_model_is_that_of_its_family(tmp_path, given, lim
 
 def test_training_continues_from_saved_weights(tmp_path):
     torch.manual_seed(1)
-    model = build_model(MaskedLMArguments(**TINY))
+    model = build_masked_lm(MaskedLMArguments(**TINY))
     model.half().save_pretrained(tmp_path)
-    again = build_model(MaskedLMArguments(model_name_or_path=str(tmp_path)))
+    again = build_masked_lm(MaskedLMArguments(model_name_or_path=str(tmp_path)))
     assert isinstance(again, EsmForMaskedLM)
     assert again.dtype == torch.float32
     saved = model.state_dict()
@@ -79,23 +74,23 @@ def test_training_continues_from_saved_weights(tmp_path):
 
 
 def test_an_encoder_without_a_language_model_head_gets_a_new_one(demo_encoders):
-    assert isinstance(build_model(MaskedLMArguments(model_name_or_path=demo_encoders[1])), EsmForMaskedLM)
+    assert isinstance(build_masked_lm(MaskedLMArguments(model_name_or_path=demo_encoders[1])), EsmForMaskedLM)
     with pytest.raises(ArgumentError, match=r"--use_peft: .* has no language-model head"):
-        build_model(MaskedLMArguments(model_name_or_path=demo_encoders[1]), for_lora=True)
+        build_masked_lm(MaskedLMArguments(model_name_or_path=demo_encoders[1]), for_lora=True)
     with pytest.raises(ArgumentError, match="lacks weights"):
-        build_model(MaskedLMArguments(model_name_or_path=demo_encoders[0]))  # BERT's head, without its weights
+        build_masked_lm(MaskedLMArguments(model_name_or_path=demo_encoders[0]))  # BERT's head, without its weights
 
 
 def test_the_shorter_limit_counts_and_loading_learns_of_it():
-    model, tokenizer = build_model(MaskedLMArguments(**TINY)), build_tokenizer(MaskedLMArguments(**TINY))
+    model, tokenizer = build_masked_lm(MaskedLMArguments(**TINY)), build_tokenizer(MaskedLMArguments(**TINY))
     for asked, expected in ((None, 1022), (100, 100), (5000, 1022)):
         data_args = DataArguments(max_residues=asked, too_long="truncate")
-        assert build_collator(tokenizer, model, MaskedLMArguments(), data_args, 0).max_residues == expected
+        assert build_masked_lm_collator(tokenizer, model, MaskedLMArguments(), data_args, 0).max_residues == expected
         assert data_args.max_residues == expected
 
 
 def test_what_cannot_be_trained_is_refused():
-    model, tokenizer = build_model(MaskedLMArguments(**TINY)), build_tokenizer(MaskedLMArguments(**TINY))
+    model, tokenizer = build_masked_lm(MaskedLMArguments(**TINY)), build_tokenizer(MaskedLMArguments(**TINY))
     for given, message in (
         ({"model_size": "esm2_9M"}, "esm2_8M"),
         ({"model_name_or_path": "x", "model_size": "esm2_8M"}, "leave model_size out"),
@@ -105,9 +100,11 @@ def test_what_cannot_be_trained_is_refused():
         ({"model_name_or_path": "absent/folder/x"}, "no masked language model there"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            build_model(MaskedLMArguments(**given))
+            build_masked_lm(MaskedLMArguments(**given))
     with pytest.raises(ArgumentError, match="two that form"):
-        build_collator(tokenizer, model, MaskedLMArguments(), DataArguments(sequence_columns=["a", "b", "c"]), 0)
+        build_masked_lm_collator(
+            tokenizer, model, MaskedLMArguments(), DataArguments(sequence_columns=["a", "b", "c"]), 0
+        )
 
 
 def make_args(tmp_path, **given) -> FastTrainingArguments:
@@ -172,7 +169,7 @@ def test_unigram_baseline_by_hand_and_its_losses_of_rows():
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_baseline_counts_training_residues(streaming):
     args = MaskedLMArguments(**TINY)
-    collator = build_collator(build_tokenizer(args), build_model(args), args, DataArguments(), 0)
+    collator = build_masked_lm_collator(build_tokenizer(args), build_masked_lm(args), args, DataArguments(), 0)
     rows = datasets.Dataset.from_dict({"sequence": ["LLLLA", "LG"]})
     baseline = UnigramBaseline.fit(rows.to_iterable_dataset() if streaming else rows, collator)
     # 26 letters count once more (20 standard, X, U, Z, O, B, and J as X): 25 tokens and 7 residues.

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from inside import MaskedLMArguments, build_masked_lm, build_masked_lm_collator, build_tokenizer, prepare_splits
 from masked_lm_trainer import build_trainer
 from transformers import DataCollatorForLanguageModeling
 
 from hf_ext.data import STANDARD, DataArguments, mark_evaluation
-from hf_ext.masked_lm.arguments import MaskedLMArguments
-from hf_ext.masked_lm.steps import build_collator, build_model, build_tokenizer, prepare_splits
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -27,8 +26,8 @@ def rows() -> datasets.Dataset:
 
 def make_parts(seed: int = 0):
     torch.manual_seed(0)
-    model = build_model(TINY)
-    return model, build_collator(build_tokenizer(TINY), model, TINY, DataArguments(), seed)
+    model = build_masked_lm(TINY)
+    return model, build_masked_lm_collator(build_tokenizer(TINY), model, TINY, DataArguments(), seed)
 
 
 def make_args(folder, **given) -> FastTrainingArguments:
@@ -79,9 +78,6 @@ def batches_by_epoch(seen, per_epoch: int) -> list[list[list[int]]]:
     return [sorted(row for batch in seen[i : i + per_epoch] for row in batch) for i in range(0, len(seen), per_epoch)]
 
 
-# --- the epoch -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("trainer_cls", [FastTrainer, transformers.Trainer])
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -125,9 +121,6 @@ def test_a_streams_passes_are_epochs_too(rows, tmp_path, explicit):
     splits = prepare_splits({"train": rows.to_iterable_dataset()}, args, collator.columns, stock=explicit is not None)
     build_trainer(model, args, collator, splits, explicit).train()
     assert batches_by_epoch(seen, 3) == [masked_for(epoch, rows) for epoch in range(3)]
-
-
-# --- resuming --------------------------------------------------------------------------------------------------------
 
 
 def final_weights(folder, train_rows, collator=None, resume=None, **given) -> dict[str, torch.Tensor]:
@@ -176,9 +169,6 @@ def test_stock_trainer_starts_a_stream_over_that_it_resumes_in_its_second_pass(r
     whole = batches("whole")
     left = batches("left", str(tmp_path / "whole" / "checkpoint-5"))
     assert left != whole[5:]  # when this fails, Trainer resumes streams after their first pass: drop our sampler
-
-
-# --- the control -----------------------------------------------------------------------------------------------------
 
 
 def trained_weights(rows, folder, explicit, seed: int = 0) -> dict[str, torch.Tensor]:

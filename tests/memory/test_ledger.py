@@ -3,6 +3,7 @@
 import pytest
 import torch
 from any_models import Layer, Net, gpt2
+from inside import BLOCK_BYTES, OTHER, Ledger, record_pass
 from ledger_subjects import keep_whole, make_model, make_subject
 from torch import nn
 from torch.nn import functional
@@ -10,9 +11,11 @@ from transformers.optimization import Adafactor
 
 from hf_ext.memory import MemoryModel, TrainConfig, optimizer_bytes
 from hf_ext.memory.fakes import autocast_rule
-from hf_ext.memory.probe import BLOCK_BYTES, GRADIENTS, OTHER, WEIGHTS, Ledger, record_pass
+from hf_ext.memory.probe import GRADIENTS, WEIGHTS
 from hf_ext.memory.stored import gradient_bytes, weight_bytes
 from hf_ext.models import find_base_layers
+
+pytestmark = pytest.mark.internals
 
 
 def test_a_linear_layer_takes_its_output():
@@ -39,9 +42,6 @@ def test_what_autograd_keeps_counts_until_the_backward_pass():
         del loss
     assert kept == 512 + 512  # the exponential, and the loss
     assert ledger.current == {WEIGHTS: 512, GRADIENTS: 512, OTHER: 0}
-
-
-# --- bytes by formula -------------------------------------------------------------------------------------------------
 
 
 # 100 x 64 x 4 = 25,600 of a table; 128 x 64 = 8,192 numbers of a matrix; 128 of its bias, too few for 8 bits.
@@ -90,9 +90,6 @@ def test_a_frozen_base_in_half_precision_takes_half():
     size = sum(layer.weight.numel() for layer in layers)
     assert size == 2 * (4 * 64 * 64 + 2 * 64 * 256)
     assert weight_bytes(model) - weight_bytes(model, layers) == 2 * size
-
-
-# --- a few layers for the whole model ---------------------------------------------------------------------------------
 
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
@@ -161,9 +158,6 @@ def test_the_model_itself_is_left_as_it_was():
     assert before == after
     assert not model.is_activation_checkpointing
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-# --- any model --------------------------------------------------------------------------------------------------------
 
 
 def deep_net(kind=nn.Sequential):

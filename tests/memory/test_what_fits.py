@@ -5,13 +5,15 @@ import json
 
 import pytest
 import torch
+from inside import find_switches
 from ledger_subjects import SHAPES, make_model, make_subject
 from torch import nn
 
 from hf_ext.memory import MemoryModel, MemoryReport, TrainConfig, format_memory, report_memory
-from hf_ext.memory.report import CONTEXT_BYTES, IDLE_SHARE, find_fix, find_switches, largest_rows
+from hf_ext.memory.report import CONTEXT_BYTES, IDLE_SHARE, find_fix, largest_rows
 from hf_ext.speedups import REGISTRY
 
+pytestmark = pytest.mark.internals
 GIB = 2**30
 MIB = 2**20
 HALF = {"half": True}

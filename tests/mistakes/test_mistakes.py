@@ -15,6 +15,7 @@ from hf_ext.evaluation.alarms import unit_alarms
 from hf_ext.pretrained import check_folder
 from hf_ext.property import TASK
 
+pytestmark = pytest.mark.internals
 PKD = BASE["pKd"]
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -128,10 +129,7 @@ FILES = [
         Mistake(
             f"columns with '{sign}' in between",
             Case(columns=CHAINS, words=f"--sequence_columns heavy{sign}light"),
-            (
-                f"there is no column 'heavy{sign}light'",
-                "(write several with a blank between: heavy light). Columns:",
-            ),
+            (f"there is no column 'heavy{sign}light'", "(write several with a blank between: heavy light). Columns:"),
             Case(columns=CHAINS, words="--sequence_columns heavy light"),
         )
         for sign in (",", "+")
@@ -372,12 +370,7 @@ LABELS = [
         "repeated rows with labels far apart",
         Case(columns={"sequence": TWICE, "pKd": [value + 1.5 * (row % 2) for row, value in enumerate(LEVELS)]}),
         # Noise: every pair differs by 1.5, so sqrt(1.5^2 / 2) = 1.061 remains.
-        (
-            "30 of 30 sequences that occur more than once",
-            "Noise of 1.06",
-            "RMSE",
-            "no Pearson rises above",
-        ),
+        ("30 of 30 sequences that occur more than once", "Noise of 1.06", "RMSE", "no Pearson rises above"),
         Case(columns={"sequence": TWICE, "pKd": LEVELS}),
         kind="note",
     ),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, IterableDataset
+from inside import build_affinity_model
 from safetensors.torch import load_file, save_file
 from tiny_affinity import ROWS
 from tiny_t5 import write_t5_encoder
@@ -17,8 +18,9 @@ from hf_ext.errors import ArgumentError, DataError
 from hf_ext.models import EncoderSpec, LoraSettings, TowerSpec, build_config, load_encoder, read_encoder
 from hf_ext.models.encoders import fingerprint_weights
 from hf_ext.property import AffinityArguments, build_collator, check_splits
-from hf_ext.property.building import build_model, tower_inputs
+from hf_ext.property.building import tower_inputs
 
+pytestmark = pytest.mark.internals
 THREE = ["heavy", "light", "antigen"]
 
 
@@ -60,7 +62,7 @@ def test_a_model_is_built_as_its_arguments_say(demo_encoders):
         head_sizes=[4],
         loss="huber",
     )
-    config = build_model(args, THREE, LoraSettings(r=2, kwargs={"use_rslora": True})).config
+    config = build_affinity_model(args, THREE, LoraSettings(r=2, kwargs={"use_rslora": True})).config
     assert [(spec.training, spec.lora.get("r")) for spec in config.encoder_specs] == [("lora", 2), ("frozen", None)]
     assert [tower.pooling for tower in config.tower_specs] == ["cls", "max"]
     assert config.encoder_specs[0].lora["kwargs"] == {"use_rslora": True}
@@ -70,7 +72,7 @@ def test_a_model_is_built_as_its_arguments_say(demo_encoders):
 @pytest.mark.parametrize(("training", "num_weights"), [(["frozen"], 1), (["full", "frozen"], 2)])
 def test_towers_share_weights_if_they_name_the_same_encoder_and_train_alike(demo_encoders, training, num_weights):
     args = AffinityArguments(encoders=[demo_encoders[1]] * 2, tower_training=training, head_sizes=[4])
-    config = build_model(args, THREE[:2]).config
+    config = build_affinity_model(args, THREE[:2]).config
     assert len(config.encoder_specs) == num_weights
     assert [tower.encoder for tower in config.tower_specs] == [0, num_weights - 1]
 
@@ -90,20 +92,20 @@ def test_arguments_that_make_no_model_are_refused(demo_encoders, tmp_path):
         ({"encoders": [str(tmp_path)]}, "Take ESM C (biohub/ESMC-300M), or"),
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
-            build_model(AffinityArguments(**{"encoders": [demo_encoders[1]], **settings}), ["heavy"])
+            build_affinity_model(AffinityArguments(**{"encoders": [demo_encoders[1]], **settings}), ["heavy"])
 
 
 def test_the_first_token_of_a_t5_tower_is_no_pooling(demo_encoders, tmp_path):
     encoders = [write_t5_encoder(tmp_path), demo_encoders[1]]
     with pytest.raises(ArgumentError, match=r"type 't5' does not stand for the sequence.*mean_tokens"):
-        build_model(AffinityArguments(encoders=encoders, pooling=["cls"]), THREE[:2])
-    model = build_model(AffinityArguments(encoders=encoders, pooling=["mean_tokens", "cls"]), THREE[:2])
+        build_affinity_model(AffinityArguments(encoders=encoders, pooling=["cls"]), THREE[:2])
+    model = build_affinity_model(AffinityArguments(encoders=encoders, pooling=["mean_tokens", "cls"]), THREE[:2])
     assert [tower.pooling for tower in model.config.tower_specs] == ["mean_tokens", "cls"]
 
 
 def collator_of(encoders, inputs, columns=THREE, max_length=None, **data_arguments):
     args = AffinityArguments(encoders=encoders, tower_inputs=inputs, head_sizes=[4])
-    return build_collator(build_model(args, columns), DataArguments(**data_arguments), max_length)
+    return build_collator(build_affinity_model(args, columns), DataArguments(**data_arguments), max_length)
 
 
 def test_length_limits_are_those_of_positions_or_tokenizer_and_count_special_tokens(demo_encoders, tmp_path):

@@ -8,6 +8,8 @@ from tiny_t5 import write_t5_encoder
 from hf_ext.errors import ArgumentError
 from hf_ext.models.head import HEADS
 
+pytestmark = pytest.mark.internals
+
 
 @pytest.fixture(scope="module")
 def folders(demo_encoders, tmp_path_factory):

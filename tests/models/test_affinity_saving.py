@@ -10,8 +10,7 @@ from tiny_t5 import write_t5_encoder
 from transformers import AutoModel
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models import AffinityModel
-from hf_ext.models.encoders import LoraSettings
+from hf_ext.models import AffinityModel, LoraSettings
 
 
 @pytest.fixture

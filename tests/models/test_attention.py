@@ -16,7 +16,7 @@ from hf_ext.models.kernels.attention import padded_attention
 from hf_ext.models.kernels.blocked_attention import blocked_attention
 from hf_ext.reporting import flops_coefficients
 
-pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+pytestmark = [pytest.mark.internals, pytest.mark.usefixtures("blocked_in_float32")]
 
 LENGTHS = (3, 7, 3, 1, 12, 0, 7)
 HEADS, SIZE, SCALING = 3, 8, 0.3
@@ -132,9 +132,6 @@ def test_dropout_keeps_the_mean_and_adds_the_variance_of_dropped_weights(kernel,
     assert output.var().item() == pytest.approx(1 / 40, rel=0.4)
 
 
-# --- as transformers calls them, on padded batches -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", ["blocked", "padded", "varlen"])
 @pytest.mark.parametrize("left", [False, True])
 def test_a_padded_batch_gives_what_sdpa_gives_at_real_tokens(kernel, left):
@@ -190,9 +187,6 @@ def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
     found = KERNELS["varlen"](*(x.cuda() for x in rows), on_gpu, SCALING, 0.0, None).cpu()
     expected = one_at_a_time(*rows, segments, SCALING, 0.0, None)
     assert ((found.double() - expected).abs().max() / expected.abs().max()).item() < 2e-2
-
-
-# --- T5's bias --------------------------------------------------------------------------------------------------------
 
 
 def large_esm(scale=60.0):

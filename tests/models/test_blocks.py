@@ -28,6 +28,8 @@ from hf_ext.memory.fakes import slice_layers
 from hf_ext.models import block_classes, choose_classes, find_blocks, unused_parameters
 from hf_ext.models.blocks import name_blocks
 
+pytestmark = pytest.mark.internals
+
 
 def places(model) -> dict[str, int]:
     """Names with their numbers left out -> how many blocks have them."""
@@ -109,10 +111,7 @@ def test_a_class_that_was_asked_for_is_kept_and_one_that_is_not_there_refused():
 
 def test_only_the_contact_head_of_esm_is_without_a_gradient():
     model = tiny_esm()
-    assert [*unused_parameters(model)] == [
-        "esm.contact_head.regression.weight",
-        "esm.contact_head.regression.bias",
-    ]
+    assert [*unused_parameters(model)] == ["esm.contact_head.regression.weight", "esm.contact_head.regression.bias"]
     for parameter in unused_parameters(model).values():
         parameter.requires_grad_(False)
     assert unused_parameters(model) == {}

@@ -9,6 +9,7 @@ from hf_ext.hardware import describe_hardware
 from hf_ext.models import choose_encoder
 from hf_ext.models.families import CANDIDATES, Candidate
 
+pytestmark = pytest.mark.internals
 TRAININGS = ("frozen", "lora", "full")
 
 

@@ -8,6 +8,8 @@ from hf_ext.models import pool
 from hf_ext.models.head import RegressionHead
 from hf_ext.models.losses import regression_loss
 
+pytestmark = pytest.mark.internals
+
 # Two rows of four tokens, two wide: special, residues, special or padding.
 STATES = torch.tensor(
     [[[9.0, 9.0], [1.0, -5.0], [3.0, -1.0], [9.0, 9.0]], [[7.0, 8.0], [2.0, 4.0], [50.0, 50.0], [60.0, 60.0]]]

@@ -4,15 +4,14 @@ import math
 
 import pytest
 import torch
+from inside import build_affinity_model
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows
 
 from hf_ext.data import SequenceCollator
 from hf_ext.errors import ArgumentError
 from hf_ext.labels import ONE_NUMBER, make_kind
-from hf_ext.models import AffinityModel, TowerSpec, build_config, read_encoder
-from hf_ext.models.encoders import LoraSettings
+from hf_ext.models import AffinityModel, LoraSettings, TowerSpec, build_config, read_encoder
 from hf_ext.property import AffinityArguments
-from hf_ext.property.building import build_model
 
 RESIDUES = ["residue_classes", "residue_numbers"]
 CHAINS = [{"chain": "ACD"}, {"chain": "MK"}]
@@ -176,6 +175,6 @@ def test_residues_of_two_columns_cannot_have_labels(demo_encoders):
 
 def test_one_number_under_another_name_is_what_it_was_without_a_kind(demo_encoders):
     kind, args = make_kind("regression", ("pKd",), ("pKd",)), AffinityArguments(encoders=[demo_encoders[1]])
-    model = build_model(args, ["chain"], kind=kind)
+    model = build_affinity_model(args, ["chain"], kind=kind)
     assert model.config.label_kind is None
     assert not model.skips_unknown

@@ -23,6 +23,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import AffinityModel, LoraSettings, has_adapters, merged_copy, wrap_with_lora
 from hf_ext.models.lora import find_heads, find_targets
 
+pytestmark = pytest.mark.internals
 IDS = {"input_ids": torch.tensor([[0, 5, 6, 7, 9, 2], [0, 8, 8, 4, 5, 2]])}
 EXACT = LoraSettings(r=2, dropout=0.0)
 
@@ -31,8 +32,6 @@ def make_still_esm(cls, layers=1):
     """16 wide, 32 in the feed-forward layer; no dropout."""
     return make_esm(cls, num_hidden_layers=layers, **NO_DROPOUT).eval()
 
-
-# --- which layers ----------------------------------------------------------------------------------------------------
 
 ESM_LAYER = {
     "attention.self.query",
@@ -120,8 +119,6 @@ def test_what_cannot_be_adapted_or_merged_is_refused(make_affinity):
     with pytest.raises(ArgumentError, match="EsmModel has no adapters to merge: train with --use_peft"):
         merged_copy(make_still_esm(EsmModel))
 
-
-# --- merging ---------------------------------------------------------------------------------------------------------
 
 KINDS = [EXACT, *(LoraSettings(2, 16, 0.0, kwargs={kind: True}) for kind in ("use_rslora", "use_dora"))]
 

@@ -20,6 +20,7 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import LoraSettings, MuonAdamW, block_matrices, wrap_with_lora
 from hf_ext.models.optimizers import HostOptimizer
 
+pytestmark = pytest.mark.internals
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 ESM = esm_config(vocab_size=24, mask_token_id=23)
 
@@ -42,9 +43,6 @@ def test_a_pooler_is_no_layer_and_frozen_matrices_and_adapters_do_not_count():
     model.encoder.layer[0].attention.requires_grad_(False)
     assert names_of(model) == {"encoder.layer.0.intermediate.dense.weight", "encoder.layer.0.output.dense.weight"}
     assert names_of(wrap_with_lora(EsmForSequenceClassification(ESM), LoraSettings(r=2))) == set()
-
-
-# --- steps -----------------------------------------------------------------------------------------------------------
 
 
 def make_small_net() -> nn.Sequential:
@@ -230,12 +228,6 @@ def test_a_loss_scaler_unscales_leaves_out_and_goes_on_as_without_the_host(name)
     assert equal_trees(plain[:3], ours[:3])
     assert ours[3] == [step == 3 for step in range(6)]  # of a fused kernel on the device accelerate sees nothing
     assert ours[1]["scale"] == 8.0  # 4, doubled after two steps, halved by the third, doubled again
-
-
-# --- in the middle of a run ------------------------------------------------------------------------------------------
-
-
-# --- states and copies -----------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_stepped_there_is_refused_by_name():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 from closeness import relative_error
+from inside import LayoutMaker, label_only
 from miniature_esm import MASK
 from peft import LoraConfig, get_peft_model
 from tiny_encoders import (
@@ -45,13 +46,11 @@ from transformers import (
 from transformers.models.t5.modeling_t5 import T5Stack
 
 from hf_ext.data import MaskedLMCollator, ResidueTokenizer, VarlenLayout, change_layout
-from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import ArgumentError
 from hf_ext.models import find_blocks, find_encoders, pack_encoders, unpack_encoders
 from hf_ext.models.kernels.packing import keeps_sequences_apart
-from hf_ext.speedups.fused_layers import label_only
 
-pytestmark = pytest.mark.usefixtures("blocked_in_float32")
+pytestmark = [pytest.mark.internals, pytest.mark.usefixtures("blocked_in_float32")]
 
 BOUND = 2e-5
 HEADS = {
@@ -109,9 +108,6 @@ def test_left_padding_and_empty_rows(name, kernel):
         assert largest_error(packed(HEADS[name](), kernel), HEADS[name](), batch, without_empty_rows) < BOUND
 
 
-# --- broken twins: each is what packing would be if one part were forgotten -----------------------------------------
-
-
 def leaking(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, **kwargs):
     """Attends over the whole packed row."""
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
@@ -143,9 +139,6 @@ def test_the_comparison_tells_shared_positions_a_wrong_bias_and_token_dropout_ov
     monkeypatch.setattr(VarlenLayout, "columns", property(lambda s: torch.zeros(1, len(s.indices), dtype=torch.long)))
     for make in (tiny_esm, tiny_esmc):
         assert largest_error(packed(make()), make(), batch) > 100 * BOUND
-
-
-# --- ways to train ---------------------------------------------------------------------------------------------------
 
 
 def with_lora(model, targets):
@@ -184,9 +177,6 @@ def test_autocast_is_as_far_from_float32_as_padded_autocast_is(dtype):
         assert relative_error(new, exact) < 2 * relative_error(old, exact) < 0.2
 
 
-# --- per-block compile -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fresh_compiler():
     torch._dynamo.reset()
@@ -203,8 +193,7 @@ def compile_blocks(model, backend):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("name", "kernel"),
-    [("masked language model", "blocked"), ("T5 encoder", "padded"), ("ESM C encoder", "padded")],
+    ("name", "kernel"), [("masked language model", "blocked"), ("T5 encoder", "padded"), ("ESM C encoder", "padded")]
 )
 def test_compiled_blocks(fresh_compiler, name, kernel):
     model = compile_blocks(packed(HEADS[name](), kernel, round_up=True), "aot_eager")
@@ -261,9 +250,6 @@ def test_what_has_no_packed_form_is_answered_plainly(name):
     assert equal_outputs(found, expected)
 
 
-# --- attention that would leak ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
 def test_attention_that_would_leak_is_an_error_with_a_way_out(model, name):
@@ -275,9 +261,6 @@ def test_attention_that_would_leak_is_an_error_with_a_way_out(model, name):
         model(**make_batch())
     assert keeps_sequences_apart(find_encoders(use_kernel(model))[0])
     assert relative_error(real_outputs(model, make_batch()), expected) == 0
-
-
-# --- names, saving, copies, undoing -----------------------------------------------------------------------------------
 
 
 def test_saving_and_loading_know_nothing_of_packing(model, tmp_path):
@@ -323,9 +306,6 @@ def test_trainer_sees_the_arguments_that_the_encoder_had():
         assert {"input_ids", "attention_mask", "inputs_embeds"} < {*names}
     labels = inspect.signature(packed(tiny_esm()).forward).parameters
     assert {"input_ids", "attention_mask", "labels"} < labels.keys()
-
-
-# --- which encoders ---------------------------------------------------------------------------------------------------
 
 
 def test_encoders_inside_other_models_are_found_and_decoders_are_not():

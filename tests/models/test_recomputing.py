@@ -3,6 +3,7 @@
 import pytest
 import torch
 from any_models import Net, rows_of_numbers
+from inside import OTHER, Ledger
 from miniature_esm import make_wide_esm
 from tiny_affinity import ROWS
 from tiny_affinity import make_batch as make_affinity_batch
@@ -10,7 +11,6 @@ from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
-from hf_ext.memory.probe import OTHER, Ledger
 from hf_ext.trainer import FastTrainer
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")

@@ -11,6 +11,7 @@ from hf_ext.labels import make_kind
 from hf_ext.property.results import make_advice
 from hf_ext.property.scoring import SplitScores
 
+pytestmark = pytest.mark.internals
 REPORT, SETTINGS = {"split": {"rule": "random"}}, {"tower_training": ["frozen"]}
 RNG = np.random.default_rng(0)
 LABELS = RNG.normal(7, 1, 200)

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from inside import build_affinity_model, compute_metrics, score_split
 
 from hf_ext.arguments import parse_command
 from hf_ext.data import DataArguments, load_data
 from hf_ext.evaluation import judge
 from hf_ext.models import AffinityModel
 from hf_ext.property import TASK, AffinityArguments, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.property.results import collect_results
-from hf_ext.property.scoring import compute_metrics, score_split
 from hf_ext.tasks import Run
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NUM_ROWS = 1000
 NUM_TIED = 366
 LOWEST, STEP = 7.75, 0.03125  # bfloat16 numbers, somewhat above the mean of the labels
@@ -69,7 +69,7 @@ def run(demo_encoders, tmp_path_factory):
     model_args, data_args, args = run.model_args, run.data_args, run.args
     data = load_data(data_args, output_dir=folder, seed=args.seed, table=make_table())
     torch.manual_seed(0)
-    model = build_model(model_args, data_args.sequence_columns)
+    model = build_affinity_model(model_args, data_args.sequence_columns)
     model.__class__ = NineValues
     trainer = FastTrainer(
         model,

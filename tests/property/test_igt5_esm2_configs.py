@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from disk_samples import sampled
 from igt5_esm2 import write_encoders, write_rows
+from inside import build_affinity_model
 
 from hf_ext.arguments import parse_command
 from hf_ext.data import DataArguments
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.property import TASK, AffinityArguments, AffinityPredictor, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.training_args import FastTrainingArguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def plan_of(config: Path, card: str, here: list[str], rows):
     types = (AffinityArguments, DataArguments, FastTrainingArguments)
     words = ["--config", str(config), *here, "--output_dir", "o", "--dataloader_num_workers", "7"]
     _, (model_args, data_args, args) = parse_command(types, TASK.defaults, None, words)
-    model = build_model(model_args, data_args.sequence_columns)
+    model = build_affinity_model(model_args, data_args.sequence_columns)
     collator = build_collator(model, data_args, model_args.max_length)
     plan = make_plan(args, model, rows, collator, describe_hardware(card))
     plan.check()
@@ -82,8 +82,6 @@ def test_every_run_trains_as_it_says(config, train, tmp_path):
     assert (model.get("head_form"), model.get("ensemble")) == (None, None)
     assert len(AffinityPredictor.from_pretrained(folder).columns) == 3
 
-
-# --- the disk ---------------------------------------------------------------------------------------------------------
 
 SCALE = 150  # 9 GB of output folder become 60 MB; a checkpoint is 10 MB here, not 37
 BUDGET_GB = 9 / SCALE

@@ -1,7 +1,5 @@
 """`hf-ext train` on each kind of label: what it took the column for, what it leaves behind, and what chance leaves."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable
@@ -9,18 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import commands
 import numpy as np
 import pandas as pd
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed
-from hf_ext.finished.evaluate import main as evaluate
-from hf_ext.finished.predict import main as predict
 from hf_ext.labels import ONE_NUMBER, make_kind
 from hf_ext.property import TASK
 from hf_ext.property.building import resolve_residue_steps
 from hf_ext.reporting import read_run
 
+pytestmark = pytest.mark.internals
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])
 QUICK = (
     "--num_train_epochs 12 --learning_rate 0.01 --per_device_train_batch_size 16 --head_sizes 16 --head_dropout 0 "
@@ -187,11 +185,11 @@ def test_a_model_predicts_and_is_scored_as_its_run_did(kind, train, tmp_path):
     ran = read(folder / "predictions.csv")
     pd.DataFrame({"sequence": [row["sequence"] for row in ran]}).to_csv(tmp_path / "new.csv", index=False)
     given = f"--model {folder} --dataset_name {tmp_path}/new.csv --output {tmp_path}/out.csv --use_cpu true"
-    predict(given.split())
+    commands.predict(given.split())
     for row, again in zip(ran, read(tmp_path / "out.csv"), strict=True):
         for name in again.keys() - {"sequence", "source_row"}:
             assert are_close(again[name], row[name])
-    both = evaluate(f"--models {folder} {folder}/predictions.csv --test_of {folder} --use_cpu true".split())
+    both = commands.evaluate(f"--models {folder} {folder}/predictions.csv --test_of {folder} --use_cpu true".split())
     for name, value in scores_of(results).items():
         assert both["scores"][folder.name][name]["value"] == pytest.approx(value, rel=1e-3, abs=1e-3)
     assert both["verdicts"]["predictions.csv"]["outcome"] == "no difference"
@@ -224,12 +222,15 @@ def test_columns_are_those_of_the_model_in_any_order_and_lines_of_a_csv_are_foun
     make_table("numbers", tmp_path / "rows.csv")
     rows = pd.read_csv(tmp_path / "rows.csv").assign(id=[f"p{i}" for i in range(240)])
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    predict(f"--model {folder} --dataset_name {tmp_path}/rows.csv --output {tmp_path}/out.csv --use_cpu true".split())
+    commands.predict(
+        f"--model {folder} --dataset_name {tmp_path}/rows.csv --output {tmp_path}/out.csv --use_cpu true".split()
+    )
     out = pd.read_csv(tmp_path / "out.csv")[["id", "prediction_warm", "prediction_cold"]]
     out.sample(frac=1, random_state=0).to_csv(tmp_path / "other.csv", index=False)
     given = f"--models {folder} {tmp_path}/other.csv --dataset_name {tmp_path}/rows.csv --use_cpu true --id_column id"
     scores = [
-        evaluate([*given.split(), "--label_column", *names])["scores"] for names in (["warm", "cold"], ["cold", "warm"])
+        commands.evaluate([*given.split(), "--label_column", *names])["scores"]
+        for names in (["warm", "cold"], ["cold", "warm"])
     ]
     for names in scores:
         mine, other = (one["nrmse"]["value"] for one in names.values())
@@ -242,13 +243,13 @@ def test_an_interval_around_a_class_is_refused(train, tmp_path):
     (tmp_path / "new.csv").write_text("sequence\nMKTAYIAK\n")
     given = f"--model {folder} --dataset_name {tmp_path}/new.csv --output {tmp_path}/out.csv --interval 0.9"
     with pytest.raises(ArgumentError, match="a model of one number per row"):
-        predict(given.split())
+        commands.predict(given.split())
 
 
 def test_models_of_other_labels_are_not_compared(train):
     folders = [train(kind)[1] for kind in ("classes", "residues")]
     with pytest.raises(ArgumentError, match="compare models of the same labels"):
-        evaluate(f"--models {folders[0]} {folders[1]} --test_of {folders[0]}".split())
+        commands.evaluate(f"--models {folders[0]} {folders[1]} --test_of {folders[0]}".split())
 
 
 def test_a_csv_with_the_probabilities_of_some_classes_alone_is_refused(train, tmp_path):
@@ -256,7 +257,7 @@ def test_a_csv_with_the_probabilities_of_some_classes_alone_is_refused(train, tm
     table = pd.read_csv(folder / "predictions.csv").drop(columns="probability_low")
     table.to_csv(tmp_path / "some.csv", index=False)
     with pytest.raises(DataError, match="columns of some outputs alone; probability_low are missing"):
-        evaluate(f"--models {tmp_path}/some.csv --test_of {folder}".split())
+        commands.evaluate(f"--models {tmp_path}/some.csv --test_of {folder}".split())
 
 
 def test_residues_behind_what_a_model_reads_are_not_scored_as_if_they_were_predicted(train, tmp_path):
@@ -265,14 +266,14 @@ def test_residues_behind_what_a_model_reads_are_not_scored_as_if_they_were_predi
     table = pd.read_csv(tmp_path / "new.csv", dtype=str)
     table.apply(lambda column: column.str[:10]).to_csv(tmp_path / "cut.csv", index=False)
     whole, cut = (
-        evaluate(
+        commands.evaluate(
             f"--models {folder} --dataset_name {tmp_path}/{name}.csv --label_column label --mask_column seen "
             "--use_cpu true".split()
         )
         for name in ("new", "cut")
     )
     assert whole["scores"] == cut["scores"]
-    both = evaluate(f"--models {folder} {folder}/predictions.csv --test_of {folder} --use_cpu true".split())
+    both = commands.evaluate(f"--models {folder} {folder}/predictions.csv --test_of {folder} --use_cpu true".split())
     for model in both["models"]:
         for name, value in scores_of(results).items():
             assert both["scores"][model][name]["value"] == pytest.approx(value, rel=1e-3, abs=1e-3)

@@ -14,6 +14,7 @@ from hf_ext.heads.calibration import LIMITS, fit_temperature
 from hf_ext.labels import make_kind
 from hf_ext.property import AffinityPredictor
 
+pytestmark = pytest.mark.internals
 WITH_CLASSES = ["classes", "sets", "residue_classes"]
 
 
@@ -91,9 +92,6 @@ def test_probabilities_belong_to_what_is_predicted(predictors, name):
 def test_numbers_have_no_probabilities(predictors):
     with pytest.raises(ArgumentError, match=r"This model predicts numbers \(a, b\)"):
         predictors["numbers"].predict_proba(make_rows("numbers"))
-
-
-# --- the temperature --------------------------------------------------------------------------------------------------
 
 
 def test_the_temperature_makes_a_model_as_sure_as_it_is_right():

@@ -1,21 +1,16 @@
 """Proteins longer than an encoder takes: cut with one line that says what is lost, or refused where that was asked."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path
 
+import commands
 import pytest
 from mistakes import make_sequence
 
-from hf_ext.doctor.command import main as examine
 from hf_ext.errors import DataError
-from hf_ext.finished.evaluate import main as evaluate
-from hf_ext.finished.predict import main as predict
-from hf_ext.generation.task import TASK as GENERATOR
-from hf_ext.masked_lm.task import TASK as MASKED_LM
 from hf_ext.property import TASK, AffinityPredictor
+from hf_ext.tasks import find_task
 
 LONG, OTHER = make_sequence(1, 40), make_sequence(2, 50)  # the run below reads 30
 SPLITS = ("train", "train", "validation", "test")
@@ -74,16 +69,16 @@ def test_a_run_cuts_them_and_says_once_how_many_how_much_and_what_to_do_instead(
 def test_a_model_predicts_long_proteins_as_it_was_trained_and_says_so(train, table, tmp_path, capfd):
     folder, output = train("--max_length 32"), tmp_path / "predictions.csv"
     given = f"--model {folder} --dataset_name {table} --output {output} --use_cpu true --disable_tqdm true"
-    predict(given.split())
+    commands.predict(given.split())
     said = "sequence: longer than the 30 residues that this model reads: 2 of 37 sequences (5 of 40 rows)"
     assert "".join(capfd.readouterr()).count(said) == 1
     predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
     assert read_predictions(output)[0] == pytest.approx(predictor.predict([{"sequence": LONG[:30]}])[0], abs=1e-4)
-    predict([*given.split(), "--max_residues", "10"])
+    commands.predict([*given.split(), "--max_residues", "10"])
     shorter = predictor.predict([{"sequence": LONG[:10]}])[0]
     assert read_predictions(output)[0] == pytest.approx(shorter, abs=1e-4)
     with pytest.raises(DataError, match="5 rows are too long"):
-        predict([*given.split(), "--too_long", "error"])
+        commands.predict([*given.split(), "--too_long", "error"])
 
 
 def test_python_cuts_with_a_warning(train, caplog):
@@ -93,7 +88,7 @@ def test_python_cuts_with_a_warning(train, caplog):
 
 def test_models_are_scored_on_cut_proteins_with_one_line_for_each(train, table, capfd):
     folder = train("--max_length 32")
-    evaluate(f"--models {folder} --dataset_name {table} --use_cpu true --disable_tqdm true".split())
+    commands.evaluate(f"--models {folder} --dataset_name {table} --use_cpu true --disable_tqdm true".split())
     assert "".join(capfd.readouterr()).count("longer than the 30 residues that this model reads") == 1
 
 
@@ -107,26 +102,26 @@ def test_error_refuses_them_in_training_and_later_predictions(train, table, tmp_
     (tmp_path / "new.csv").write_text(f"sequence\n{make_sequence(3, 20)}\n{make_sequence(4, 60)}\n")
     given = f"--model {folder} --dataset_name {tmp_path}/new.csv --output {output} --use_cpu true --disable_tqdm true"
     with pytest.raises(DataError, match="has 60 residues; this model reads 50"):
-        predict(given.split())
-    predict(f"{given} --max_residues 50 --bad_rows drop".split())
+        commands.predict(given.split())
+    commands.predict(f"{given} --max_residues 50 --bad_rows drop".split())
     assert len(read_predictions(output)) == 1
-    predict(f"{given} --too_long truncate".split())
+    commands.predict(f"{given} --too_long truncate".split())
     assert len(read_predictions(output)) == 2
 
 
 def test_the_doctor_says_what_the_run_will_say(table, demo_encoders, tmp_path, capsys):
     given = f"--dataset_name {table} --encoders {demo_encoders[1]} --output_dir {tmp_path} {QUICK} --max_length 32"
-    assert examine(given.split()) == 0
+    assert commands.examine(given.split()) == 0
     assert LOST in " ".join(capsys.readouterr().out.split())
 
 
 def test_masked_language_models_read_windows_and_say_what_these_leave_out(table, tmp_path):
     given = f"--dataset_name {table} --model_size demo --max_residues 30 --output_dir {tmp_path} --max_steps 1"
-    MASKED_LM.main(given.split())
+    find_task("masked_lm").main(given.split())
     log = (tmp_path / "run.log").read_text()
     assert log.count("longer than the 30 residues that --max_residues allows: 2 of 37 sequences (5 of 40 rows)") == 1
     assert "A window of each is read, drawn anew in every epoch; 60 residues" in log
 
 
 def test_generators_refuse_them_as_before():
-    assert GENERATOR.parse([]).data_args.too_long == "error"
+    assert find_task("generation").parse([]).data_args.too_long == "error"

@@ -1,7 +1,5 @@
 """One measure of what is best: by the loss, or by what the user names; and what the verdict compares in."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 
@@ -13,6 +11,7 @@ from hf_ext.property import TASK, AffinityArguments
 from hf_ext.property.measure import check_measure, describe_measure, resolve_measure
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))
 
 
@@ -59,12 +58,7 @@ def test_a_measure_that_nothing_computes_is_refused_with_what_it_needs():
     for metric, metrics, loss, message in (
         ("recall", RowMetrics(), "mse", "recall needs a --binder_threshold that divides the labels"),
         ("f1", RowMetrics(9.0), "ranking", "have no unit.*Give average_precision"),
-        (
-            "recal",
-            RowMetrics(9.0),
-            "mse",
-            "'recal': allowed are loss, spearman, .*, recall, .*, num",
-        ),
+        ("recal", RowMetrics(9.0), "mse", "'recal': allowed are loss, spearman, .*, recall, .*, num"),
         ("f1", RowMetrics(kind=CLASSES), "mse", "'f1': allowed are loss, accuracy, .*, mcc, macro_f1"),
     ):
         with pytest.raises(ArgumentError, match=message):

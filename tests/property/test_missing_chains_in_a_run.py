@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from inside import build_affinity_model
 from launches import ONE_CPU, TWO_CPUS, run_recipe
 from mistakes import make_sequence
 from resuming_runs import Kill, Killed
@@ -19,7 +20,6 @@ from hf_ext.data import DataArguments
 from hf_ext.embeddings import encode as encoding
 from hf_ext.errors import DataError
 from hf_ext.property import AffinityArguments, AffinityPredictor, build_collator
-from hf_ext.property.building import build_model
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -125,9 +125,6 @@ def test_predict_and_the_predictor_need_no_flag_and_say_what_the_run_said(traine
     np.testing.assert_allclose(found, predictor.predict(chosen), atol=2e-5)
 
 
-# --- trainers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def lacking(demo_rows):
     """120 demo rows, every third without a light chain."""
@@ -148,7 +145,7 @@ def make(demo_encoders, lacking, tmp_path):
         torch.manual_seed(args.seed)
         settings = {"head_sizes": [8], "head_dropout": 0.0, "tower_training": training}
         model_args = AffinityArguments(encoders=[*demo_encoders], tower_inputs=[inputs, "antigen"], **settings)
-        model = build_model(model_args, COLUMNS)
+        model = build_affinity_model(model_args, COLUMNS)
         collator = build_collator(model, DataArguments(sequence_columns=COLUMNS, missing_chains=["light"]))
         return FastTrainer(model, args, collator, rows)
 
@@ -221,9 +218,6 @@ def test_a_training_set_in_which_all_rows_lack_the_chain_is_refused(make, lackin
         trainer = make(tmp_path / str(len(speedups)), rows=rows, speedups=speedups)
         with pytest.raises(DataError, match="None of 120 training rows has input 'light'"):
             trainer.train()
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

@@ -1,7 +1,5 @@
 """`hf-ext predict` writes beside what it read: the input's columns in their order, every value as it stood there."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

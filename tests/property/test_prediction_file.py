@@ -2,10 +2,10 @@
 
 import os
 
+import commands
 import pytest
 
 from hf_ext.errors import ArgumentError, FolderError, HfExtError
-from hf_ext.finished.predict import main
 
 ROWS = "sequence,pKd\nMKTVL,1\nMKTAA,2\n"
 NO_MODEL = "no/such/model': no folder here"  # what comes after the output was found fit
@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
 
 def predict(output: str, *given: str) -> None:
     words = ["--model", "no/such/model", "--dataset_name", "in.csv", "--output", output, *given]
-    main(words)
+    commands.predict(words)
 
 
 def test_the_rows_that_are_read_are_not_replaced_under_any_name(folder):

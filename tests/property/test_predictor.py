@@ -1,7 +1,5 @@
 """A few lines predict what the Trainer predicted, from a folder or the Hub, and refuse what they cannot read."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -124,10 +122,7 @@ def test_what_cannot_be_read_is_refused_with_its_row(predictor: AffinityPredicto
         ([GOOD, {**GOOD, "heavy": "EV1L"}], r"row 2, column 'heavy', value 'EV1L': digit '1' at position 3 of 4"),
         ([GOOD, GOOD, {**GOOD, "antigen": None}], r"row 3, column 'antigen', value '': the sequence is missing"),
         ([GOOD, {"heavy": "EVQL", "light": "DIQM"}], r"row 2, column 'antigen', value '.*': the sequence is missing"),
-        (
-            [{**GOOD, "heavy": "EV-L"}],
-            r"Take gaps out.*\.\nFix or remove these rows\. Options that begin with -- ",
-        ),
+        ([{**GOOD, "heavy": "EV-L"}], r"Take gaps out.*\.\nFix or remove these rows\. Options that begin with -- "),
         ({"heavy": ["EVQL"], "light": ["DIQM"]}, r"no column 'antigen': the model reads \['heavy', .*there are"),
         ({**GOOD}, r"rows cannot be read as a table \(If using all scalar values.*: give a list of dicts"),
         ({"heavy": ["E"], "light": ["D", "D"], "antigen": ["M"]}, r"must be of the same length\): give a list"),

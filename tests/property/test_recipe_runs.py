@@ -1,7 +1,5 @@
 """Runs of the recipe that are best by recall; what they record."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

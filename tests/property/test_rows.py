@@ -1,7 +1,5 @@
 """Rows of a run: what was held out together, by hand; which rows are new to training, and are scored apart."""
 
-from __future__ import annotations
-
 import csv
 from typing import Any
 
@@ -13,6 +11,7 @@ from hf_ext.data import DataArguments, load_data
 from hf_ext.property import describe_groups
 from hf_ext.property.rows import find_groups, find_slices
 
+pytestmark = pytest.mark.internals
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 BY_PART = {"split_column": "part"}
 NEAR_CLONE_9 = {"split_column": "only"}  # leaves antibodies 18 and 19, of one clone, for test

@@ -5,16 +5,17 @@ import json
 import numpy as np
 import pytest
 from datasets import Dataset, concatenate_datasets
+from inside import score_split
+from transformers.trainer_utils import PredictionOutput
 
 from hf_ext.baselines import Baselines
 from hf_ext.baselines.fitted import fit_baselines
 from hf_ext.data import STANDARD
 from hf_ext.evaluation import ResamplingGroups
-from hf_ext.property import scoring
-from hf_ext.property.scoring import score_split
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 ANTIBODIES = ("EVQLVESGG", "QVQLQQWGA")
 LETTERS = "ACDEFGHI"
 
@@ -45,11 +46,11 @@ def splits():
 
 @pytest.fixture(scope="module")
 def make_trainer(make_affinity, tmp_path_factory):
-    def make(**settings):
+    def make(cls=FastTrainer, **settings):
         model, collator = make_affinity(**settings)
         folder = tmp_path_factory.mktemp("scored")
         args = FastTrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, seed=5)
-        return FastTrainer(model, args, collator)
+        return cls(model, args, collator)
 
     return make
 
@@ -136,18 +137,19 @@ def test_intervals_by_antigen_say_of_how_many_in_table_notes_verdict_and_json(ma
     assert 1.6 < (width[1]["high"] - width[1]["low"]) / (width[0]["high"] - width[0]["low"]) < 3
 
 
-def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_trainer, splits, monkeypatch):
-    trainer, labels = make_trainer(), np.asarray(splits["test"]["label"][:])
-    told = labels + 0.01, labels  # a model that knows the labels
-    monkeypatch.setattr(scoring, "unpack_labelled", lambda predicted, kind: told)
-    one = ResamplingGroups.of("clone", ["c"] * len(labels))
+class KnowsTheLabels(FastTrainer):
+    def predict(self, test_dataset, *args, **kwargs):
+        labels = np.asarray(test_dataset["label"][:])
+        return PredictionOutput(labels + 0.01, labels, {})
+
+
+def test_a_verdict_on_one_held_out_value_claims_nothing_about_others(make_trainer, splits):
+    trainer = make_trainer(KnowsTheLabels)
+    one = ResamplingGroups.of("clone", ["c"] * len(splits["test"]))
     plain, alone = (score_split(trainer, splits, "test", None, None, groups=by) for by in (None, one))
     assert plain.verdict.outcome == "better"
     assert (alone.verdict.outcome, alone.verdict.is_better) == ("undecided", None)
     assert alone.verdict.text.endswith("All rows have the same clone: no interval can be had from one.")
-
-
-# --- data in which a baseline must win --------------------------------------------------------------------------------
 
 
 def random_rows(num_rows: int, seed: int, heavy=ANTIBODIES) -> dict[str, list[str]]:

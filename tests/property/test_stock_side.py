@@ -1,17 +1,15 @@
 """`hf-ext train --stock_trainer`: transformers.Trainer itself, the control of `hf-ext compare --baseline stock`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
+import commands
 import pytest
+from inside import CompareArguments, make_sides
 from mistakes import make_sequence
 from recipe_runs import ALONE, run
 
-from hf_ext.comparing.sides import CompareArguments, make_sides
 from hf_ext.errors import ArgumentError
-from hf_ext.finished.predict import main as predict
 from hf_ext.property import TASK
 
 QUICK = "--num_train_epochs 2 --disable_tqdm true --use_cpu true --split_sizes 0.6 0.2 0.2 --logging_strategy epoch"
@@ -47,7 +45,7 @@ def test_the_ordinary_trainer_learns_from_the_same_start_what_ours_learns(words,
     assert {*found["test"]["scores"]} == {*ours["test"]["scores"]}  # the same baselines
     assert json.loads((tmp_path / "stock" / "throughput.json").read_text())["unit"] == "residues"
     given = f"--model {tmp_path}/stock --dataset_name {table} --output {tmp_path}/p.csv --use_cpu true"
-    assert len(predict(given.split()).read_text().splitlines()) == 81
+    assert len(commands.predict(given.split()).read_text().splitlines()) == 81
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The card: what the Hub reads of it, whose README it is, and that the code it shows runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

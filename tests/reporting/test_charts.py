@@ -1,7 +1,5 @@
 """Charts: what is drawn is read back from the figure; a PNG is a file, an SVG text in the page's colours."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess
@@ -20,6 +18,7 @@ from hf_ext.errors import DataError
 from hf_ext.reporting import plot_loss, plot_scatter
 from hf_ext.reporting.charts import VARIABLES, Chart, curve_charts, scatter_chart
 
+pytestmark = pytest.mark.internals
 HOSTILE = "</title><script>alert(1)</script>&$x^2$\n\"'"
 LOG: list[dict[str, float]] = [
     {"loss": 3.0, "step": 10},
@@ -61,9 +60,6 @@ def lines_by_name(figure: Figure) -> dict[str, Any]:
     """The lines of a chart by what its legend calls them, without the values that stand behind a name."""
     found = {str(line.get_label()).split(" (")[0]: line for line in figure.axes[0].lines}
     return {name: found[name] for name in (text.split(" (")[0] for text in legend(figure))}
-
-
-# --- learning curves --------------------------------------------------------------------------------------------------
 
 
 def test_a_loss_plot_draws_every_curve_and_names_its_lowest_evaluation(tmp_path, figures) -> None:
@@ -112,9 +108,6 @@ def test_a_log_without_a_loss_or_a_step_is_refused(tmp_path) -> None:
             plot_loss(log, tmp_path / "loss.png")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_scatter_draws_measured_across_and_predicted_up_on_equal_axes(tmp_path, figures) -> None:
     plot_scatter([[1.0], [2.0], [math.nan]], np.array([5.0, 6.0, 7.0]), tmp_path / "s.png", "Test", "RMSE 4.0")
     axes = figures[0].axes[0]
@@ -138,9 +131,6 @@ def test_more_than_1500_rows_are_drawn_as_density_that_holds_every_row() -> None
     assert (counts.sum(), counts.min() >= 1) == (1501, True)
     assert f"1,501 test rows in cells, stronger in colour with more rows (at most {int(counts.max())})" in dense.caption
     assert len(dots.figure.axes[0].collections[0].get_offsets()) == 1500
-
-
-# --- in a page --------------------------------------------------------------------------------------------------------
 
 
 def test_charts_stand_in_one_page_in_its_colours_and_load_nothing() -> None:

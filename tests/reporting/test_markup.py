@@ -1,7 +1,5 @@
 """Names that hold markup stand in report and card as they are: rendered, they add no tag, link, heading or column."""
 
-from __future__ import annotations
-
 import copy
 import re
 import shlex

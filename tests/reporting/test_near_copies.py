@@ -1,8 +1,12 @@
 """Near copies are told as shares of checked rows, and the sample is stated."""
 
+import pytest
+
 from hf_ext.reporting import Leaks
 from hf_ext.reporting.data_section import describe_near_copies
 from hf_ext.reporting.record import Leak, Near
+
+pytestmark = pytest.mark.internals
 
 
 def leak(*counts, num_checked=2000, num_test_rows=26212):

@@ -1,7 +1,5 @@
 """Report and card of a run: what a person who was not there reads first, and what no page may do."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -29,6 +27,7 @@ from hf_ext.errors import DataError
 from hf_ext.reporting import write_report
 from hf_ext.reporting.run_files import hide_folders
 
+pytestmark = pytest.mark.internals
 SECTIONS = ["result", "limits", "model", "loading", "data", "training", "plan", "cost", "reproduce", "licence"]
 
 

@@ -26,6 +26,7 @@ from hf_ext.reporting.record import ModelRecord
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 SECRET = "hf_" + "a" * 34
 
 
@@ -127,9 +128,6 @@ def test_json_is_strict(tmp_path):
         "b": [None, 1.5],
         "3": [None, True],
     }
-
-
-# --- written and read -------------------------------------------------------------------------------------------------
 
 
 def test_a_record_that_was_written_is_read_back_equal_and_its_keys_keep_their_order(recorded, tmp_path):

@@ -1,7 +1,5 @@
 """Tables, numbers and metrics as text: exact, aligned, with sensible digits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

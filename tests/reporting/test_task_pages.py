@@ -1,28 +1,24 @@
 """What pages say of a generator's run, beside what it has to beat."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from antibody_examples import antibodies, heavy, light, random_antigens
 from huggingface_hub import ModelCard
-from memorising_generator import save_generator
-from report_runs import (
-    read_pages,
-    section,
-    table_rows,
-    write_run,
+from inside import (
+    AntibodyRows,
+    GeneratorArguments,
+    Sampling,
+    check_gates,
+    have_passed,
+    judge_condition,
+    judge_generated,
 )
+from memorising_generator import save_generator
+from report_runs import read_pages, section, table_rows, write_run
 from tiny_generators import make_generator
 
 from hf_ext.evaluation import ResamplingGroups
-from hf_ext.generation.arguments import GeneratorArguments
-from hf_ext.generation.judging.judgement import judge_condition, judge_generated
-from hf_ext.generation.rows import AntibodyRows, Sampling
-from hf_ext.generation.stages import check_gates, have_passed
-
-# --- a generator ------------------------------------------------------------------------------------------------------
 
 ANTIGENS = random_antigens(12, seed=1)
 NEW = "ARDDDEEEFFFY"  # of an output that stands in no training row

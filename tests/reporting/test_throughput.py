@@ -1,7 +1,5 @@
 """Throughput: numbers worked out by hand on a fake clock, and the same counts from stock Trainer and FastTrainer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +25,8 @@ from hf_ext.reporting.batch_counts import BatchCounter
 from hf_ext.reporting.throughput import Device
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
+
+pytestmark = pytest.mark.internals
 
 # <cls> A C D <eos> and <cls> A <eos> <pad> <pad>: 4 residues, 8 tokens, 10 positions, 2 sequences.
 IDS = torch.tensor([[0, 5, 23, 13, 2], [0, 5, 2, 1, 1]])
@@ -147,9 +147,6 @@ def test_mfu_is_flops_over_the_peak_of_all_devices_where_that_is_known(tmp_path,
     assert "no published fp32 peak for cpu" in loop.finish()["no_mfu_because"]
 
 
-# --- counting at the model's door -------------------------------------------------------------------------------------
-
-
 def count(model, tokenizer=None, **batch) -> tuple[list[float], BatchCounter]:
     """Residues, tokens, positions, FLOPs and sequences of a batch."""
     counter = BatchCounter(model.train(), tokenizer)
@@ -196,9 +193,6 @@ def test_what_a_generator_writes_counts_beside_what_it_reads() -> None:
     # 5 + 2 and 2 + 8 residues, with an end each and a separator in three; padded to 9 + 1 + 5 + 1.
     residues, tokens, padded = (18 + 3 + 7) + (14 + 3 + 7 + 10), (28 + 6) + (34 + 4 + 3), 3 * 20 + 4 * 16
     assert [*counts[:3], counts[4]] == [residues, tokens, padded, 4]
-
-
-# --- real Trainers ----------------------------------------------------------------------------------------------------
 
 
 def run_trainer(cls, args_cls, folder: Path, tokenizer: EsmTokenizer, **settings: object) -> tuple[Trainer, dict]:

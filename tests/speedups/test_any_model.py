@@ -91,9 +91,6 @@ def test_muon_trains_and_says_what_goes_where(tmp_path, name):
     assert largest_weight_difference(trainer.model.cpu(), before.cpu()) > 0
 
 
-# --- an encoder that we know in a module of the user's ---------------------------------------------------------------
-
-
 class Around(nn.Module):
     """A number from the mean of an encoder's states; no configuration, so no model type."""
 

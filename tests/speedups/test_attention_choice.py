@@ -17,12 +17,11 @@ from hf_ext.models.kernels import attention as kernels
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 
+pytestmark = pytest.mark.internals
+
 
 def implementations(model) -> list[str]:
     return [encoder.config._attn_implementation for encoder in find_encoders(model)]
-
-
-# --- what it does to a model -----------------------------------------------------------------------------------------
 
 
 def count_sdpa(model) -> int:
@@ -53,9 +52,6 @@ def test_a_model_that_was_trained_with_it_is_saved_without_its_name(tmp_path):
     reloaded = EsmForMaskedLM.from_pretrained(tmp_path / "saved")
     assert implementations(reloaded) == ["sdpa"]
     assert largest_weight_difference(reloaded, ours.model.cpu()) == 0
-
-
-# --- kernels that do not hold ----------------------------------------------------------------------------------------
 
 
 def states_and_settings(model):
@@ -149,9 +145,6 @@ def test_a_kernel_that_is_right_forward_and_wrong_backward_is_not_used(tmp_path,
     assert decision.status == "skipped"
     assert "gradients" in decision.reason
     assert implementations(trainer.model) == ["sdpa"]
-
-
-# --- towers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("flash")

@@ -40,9 +40,6 @@ def nothing_compiled_before():
     torch.compiler.reset()
 
 
-# --- training --------------------------------------------------------------------------------------------------------
-
-
 def count_recompilations(folder, dynamic) -> int:
     """In 8 packed steps of at least 4 different lengths."""
     given = {"per_device_train_batch_size": 2, "max_steps": 8, "dynamic": dynamic}
@@ -74,9 +71,6 @@ def test_names_in_the_state_dict_and_in_checkpoints_stay_as_they_are(tmp_path):
     assert saved <= names
 
 
-# --- compilers that fail ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nightly
 def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     stock, compiled = make_trainer(tmp_path / "stock"), compiled_trainer(tmp_path / "run", "inductor")
@@ -86,22 +80,12 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
 
 
-# --- together with compiled blocks -----------------------------------------------------------------------------------
-
-
 PACKED = {"speedups": ["attention", "packing"]}
-
-
-@pytest.fixture
-def compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("given", [PACKED, {}, {**PACKED, "attention": "padded"}])
-def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, compiler, given):
+def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, given):
     blocks = {**given, "speedups": [*given.get("speedups", []), "compile"]}
     stock = make_trainer(tmp_path / "stock", **given)
     trainer = compiled_trainer(tmp_path / "run", "aot_eager", given=blocks, activation_checkpointing=True)

@@ -20,9 +20,6 @@ OFFLOAD = {"optim": "adamw_torch_fused", "speedups": "cpu_offload"}
 BOTH = ["muon", "cpu_offload"]
 
 
-# --- carried out -----------------------------------------------------------------------------------------------------
-
-
 def make_member(folder, model=None, hardware=A100, **given):
     """A trainer of a pair that differs in nothing but where its optimizer steps."""
     given = {**OFFLOAD, "learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.05, **given}

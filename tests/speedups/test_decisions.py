@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from inside import VARIABLES, DataFacts
 from miniature_esm import make_wide_esm
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
@@ -14,10 +15,11 @@ from hf_ext.errors import PlanRefused
 from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
 from hf_ext.speedups import REGISTRY, Context, Run, Speedup, find_speedup
-from hf_ext.speedups.base import DataFacts, ModelFacts
-from hf_ext.speedups.precision import VARIABLES, CpuThreads
+from hf_ext.speedups.base import ModelFacts
+from hf_ext.speedups.precision import CpuThreads
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", **NUMBERS)
 T5, OTHER = replace(ESM, families=("t5",)), replace(ESM, families=("roformer",))
@@ -488,13 +490,7 @@ def trains_contacts(model):
         ("muon", {}, MUON, "applied", ""),
         ("cpu_offload", {}, HOST, "refused", "fsdp2_offload.yaml"),
         ("cpu_offload", {}, {}, "off", ""),
-        (
-            "cpu_offload",
-            OFFLOADS,
-            {},
-            "applied",
-            "FSDP2 keeps weights, gradients and the states of adamw",
-        ),
+        ("cpu_offload", OFFLOADS, {}, "applied", "FSDP2 keeps weights, gradients and the states of adamw"),
         ("cpu_offload", OFFLOADS, {"optim": "lion_8bit"}, "refused", "use --optim adamw_torch_fused"),
     ],
 )

@@ -73,9 +73,6 @@ def test_a_model_that_brings_its_adapters_is_not_wrapped_again(trainer_of, make_
         trainer_of(make_affinity("full", "full")[0], demo_rows, collator)
 
 
-# --- a frozen base in half precision -------------------------------------------------------------------------------
-
-
 FIXED = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
 FIXED |= {"per_device_train_batch_size": 4, "max_steps": 3, "save_strategy": "no", "learning_rate": 1e-2}
 FIXED |= {"lr_scheduler_type": "constant", "use_peft": True, "lora_r": 2}
@@ -214,9 +211,6 @@ def test_baselines_read_pretrained_encoders_in_half_precision_if_rounding_allows
     assert torch.allclose(encode_as_before(half, demo_rows)("antigen", sequences), exact, atol=1e-6)
 
 
-# --- frozen encoders in 8 and 4 bits ----------------------------------------------------------------------------------
-
-
 pytest.importorskip("bitsandbytes")
 
 QUIET_HEAD = {
@@ -240,9 +234,6 @@ def make_encoding_trainer(folder, model, collator, rows, hardware="cpu", bound=N
     return FastTrainer(model, args, collator, rows, plan=plan)
 
 
-# --- under the probe --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.nightly
 def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
     trainer = make_encoding_trainer(tmp_path / "run", *make_affinity(), demo_rows, **EIGHT, **WIDE)
@@ -254,9 +245,6 @@ def test_the_noise_is_measured_and_decides(make_affinity, demo_rows, tmp_path):
     with pytest.raises(PlanRefused, match=r"8 bit noise on '\w+' is \d+% .*: leave out --load_in_8bit"):
         make_encoding_trainer(tmp_path / "other", model, trainer.data_collator, demo_rows, bound=1e-4, **EIGHT)
     assert (model.config.encoder_bits, model.config.encoder_autocast) == (None, None)
-
-
-# --- embeddings and predictions ---------------------------------------------------------------------------------------
 
 
 def test_the_cache_tells_bits_apart_and_gives_what_is_computed_live(make_affinity, demo_rows, tmp_path):
@@ -295,10 +283,7 @@ def test_a_saved_model_predicts_from_the_embeddings_that_it_was_trained_on(train
     assert not np.allclose(other.predict(rows), expected, atol=1e-4)
 
 
-# --- optimizers in 8 bits ---------------------------------------------------------------------------------------------
-
-
-pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+pytestmark = [pytest.mark.internals, pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")]
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "seed": 1}
 SMALL = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
@@ -329,9 +314,6 @@ def test_the_states_on_disk_are_codes_maps_and_scales(tmp_path):
         f.stat().st_size for f in (checkpoint / "optimizer.pt", tmp_path / "plain" / "checkpoint-2" / "optimizer.pt")
     )
     assert ours < 0.6 * theirs
-
-
-# --- what it does not go with -----------------------------------------------------------------------------------------
 
 
 def test_muon_takes_adamw_alone(tmp_path):

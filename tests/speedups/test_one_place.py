@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from doctored import look, main
+from doctored import gather_facts, main
+from inside import MaskedLMArguments, find_switches
 from tiny_masked_lm import make_args, make_trainer
 from torch import nn
 
@@ -11,12 +12,12 @@ from hf_ext import speedups
 from hf_ext.arguments import PredictingArguments
 from hf_ext.checkpoints import compare_runs
 from hf_ext.errors import ArgumentError
-from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.memory import MemoryModel, TrainConfig
-from hf_ext.memory.report import find_switches
 from hf_ext.property import training_arguments
 from hf_ext.speedups import Speedup
 from hf_ext.speedups.base import applied, off
+
+pytestmark = pytest.mark.internals
 
 
 class Toy(Speedup):
@@ -81,7 +82,7 @@ def test_a_continued_run_must_agree_on_what_it_names(toy, tmp_path):
 
 def test_the_doctor_counts_what_it_costs(toy):
     model = MaskedLMArguments(model_size="demo")
-    on, out = (main(look("t4", model=model, speedups=names)) for names in (["toy"], []))
+    on, out = (main(gather_facts("t4", model=model, speedups=names)) for names in (["toy"], []))
     assert (on.memory.forecast.optimizer, out.memory.forecast.optimizer > 0) == (0, True)
     assert on.plan.count_costs(on.stage.args).kept_bytes == 3
     memory, offers = MemoryModel(nn.Linear(1, 1), dict), [one.offer for one in speedups.REGISTRY]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from inside import label_only
 from miniature_esm import NO_DROPOUT, make_esm, make_wide_esm
 from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import RecordingCollator, pad_rows
@@ -19,10 +20,11 @@ from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
 from hf_ext.models import MuonAdamW, block_matrices
-from hf_ext.speedups.fused_layers import fuse_qkv, label_only
+from hf_ext.speedups.fused_layers import fuse_qkv
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
+pytestmark = pytest.mark.internals
 PACKED = {"speedups": ["attention", "packing"]}
 SAME = {  # what switches it on, and the entry of the plan that has to be applied
     "attention": {"speedups": ["attention"]},
@@ -59,9 +61,6 @@ def test_off_means_untouched(tmp_path):
     assert own_parts(model) == before
 
 
-# --- fused GELU -------------------------------------------------------------------------------------------------------
-
-
 def count_operations(model) -> tuple[int, int]:
     with torch.profiler.profile() as profile, torch.no_grad():
         model.cpu().eval()(**pad_rows(make_rows(4)))
@@ -76,9 +75,6 @@ def test_fewer_operations_run_and_those_of_before_come_back(tmp_path):
     assert count_operations(model) == (stock[0] - 2, stock[1] + 2)  # a layer each; the head's own stays
     trainer.end()
     assert count_operations(model) == stock
-
-
-# --- queries, keys and values -----------------------------------------------------------------------------------------
 
 
 def count_products(model) -> int:
@@ -144,9 +140,6 @@ def test_freed_memory_is_not_asked_for_again(tmp_path):
     assert faults[1] < faults[0] / 10
 
 
-# --- the masked-LM head at labelled tokens ----------------------------------------------------------------------------
-
-
 BATCH = pad_rows(make_rows(4))
 NUM_LABELS = int(BATCH["labels"].ne(IGNORED).sum())
 HEAD = {"speedups": ["masked_lm_head"]}
@@ -188,9 +181,6 @@ def test_stock_trainer_weighs_labels_by_how_a_step_is_split_and_this_does_not(tm
         trainer.train()
     assert largest_weight_difference(ours.model, whole.model) < 1e-5
     assert largest_weight_difference(stock.model, whole.model) > 1e-4
-
-
-# --- `--speedups muon` -----------------------------------------------------------------------------------------------
 
 
 MUON = {"optim": "adamw_torch_fused", "speedups": "muon", "learning_rate": 1e-3, "weight_decay": 0.1}
@@ -242,9 +232,6 @@ def test_an_optimizer_of_the_callers_own_is_not_replaced_in_silence(tmp_path):
         trainer.train()
 
 
-# --- packing ----------------------------------------------------------------------------------------------------------
-
-
 def count_tokens(trainer) -> list[int]:
     """Tokens that the first feed-forward layer computes on while the trainer trains."""
     seen = []
@@ -293,9 +280,6 @@ def test_packed_encoders_that_differ_are_not_used(tmp_path, monkeypatch):
     assert "forward" not in vars(model.esm)
     with pytest.raises(PlanRefused, match=r"packing: against padded encoders: states differ .* Leave packing out"):
         make_trainer(tmp_path, make_wide_esm(), **PACKED)
-
-
-# --- token budgets ----------------------------------------------------------------------------------------------------
 
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "seed": 3}

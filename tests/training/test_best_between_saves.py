@@ -1,7 +1,5 @@
 """Evaluations by epochs beside saves by steps, or the reverse: the best model is there at the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -116,9 +116,6 @@ def test_the_comparison_sees_a_resume_that_forgets_rows_or_moments(case, runs, b
     assert loses.left
 
 
-# --- what is said, and what workers change ----------------------------------------------------------------------------
-
-
 class Masking(Collator):
     """As transformers' collator for masked language models says that it masks."""
 

@@ -1,7 +1,5 @@
 """Early stopping, alarms of collapse, metrics of binders and groups: what evaluations decide, log and refuse."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace
@@ -96,9 +94,6 @@ def test_without_patience_nothing_is_decided_logged_or_saved(tmp_path):
     assert not list(tmp_path.rglob("early_stopping*"))
 
 
-# --- resuming ------------------------------------------------------------------------------------------------------
-
-
 class Forgetful(FastTrainer):
     """Resumes without what early stopping compares with: the broken twin."""
 
@@ -141,9 +136,6 @@ def test_a_run_that_has_stopped_trains_on_only_with_another_patience(tmp_path):
     assert longer.state.global_step == 5
 
 
-# --- other metrics, and what is refused ----------------------------------------------------------------------------
-
-
 def test_masked_models_are_compared_by_the_loss_over_all_masked_residues(tmp_path, make_affinity, demo_rows):
     given = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "token_loss"}
     case = replace(Case("table"), given=tuple({**given, "early_stopping_patience": 2, "max_steps": 8}.items()))
@@ -181,9 +173,6 @@ def test_what_cannot_be_compared_is_refused_before_training_with_the_remedy(tmp_
     make(**given)
     with pytest.raises(ArgumentError, match=message):
         make(early_stopping_patience=3, **given)
-
-
-# --- alarms of collapse -----------------------------------------------------------------------------------------------
 
 
 GOOD = model_of(0.3)
@@ -269,9 +258,6 @@ def test_classes_stop_in_their_log_loss_and_their_collapse_is_alarming(tmp_path)
         make_trainer(tmp_path / "mcc", make_script(good, labels=labels), **given | {"metric_for_best_model": "mcc"})
 
 
-# --- binders -----------------------------------------------------------------------------------------------
-
-
 METRICS = RowMetrics(9.0)
 KEEPING_BEST = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
 
@@ -309,8 +295,6 @@ def test_evaluations_of_all_rows_of_a_subset_and_after_training_say_what_the_fin
     assert says(part.evaluate(make_script(*models).select(range(150))), "eval_", models[-1], slice(150))
 
 
-# --- the best model ---------------------------------------------------------------------------------------------------
-
 # Recall is highest at step 1, precision at 3 and undefined at 2, the order of all rows best at 4.
 HIGH, NOTHING = model_of(1.0) + 2.0, np.minimum(model_of(1.5), 8.9)
 CAREFUL, ORDERED = np.where(LABELS > 10, 9.5, model_of(1.5, 3).clip(max=8.9)), model_of(0.3) - 0.1
@@ -326,8 +310,7 @@ def best_step(folder, metric, **given) -> int | None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("metric", "step", "num_rows"),
-    [("recall", 1, 150), ("precision", 3, 150), ("average_precision", 4, None)],
+    ("metric", "step", "num_rows"), [("recall", 1, 150), ("precision", 3, 150), ("average_precision", 4, None)]
 )
 def test_each_metric_chooses_its_own_best_model_on_all_rows_and_beside_a_subset(tmp_path, metric, step, num_rows):
     assert best_step(tmp_path, metric, eval_subset=num_rows) == step
@@ -366,8 +349,6 @@ def test_a_finished_run_keeps_its_best_model_though_another_metric_is_allowed(tm
     assert again.state.best_global_step == first.state.best_global_step < 4
     assert (tmp_path / f"checkpoint-{first.state.best_global_step}").is_dir()
 
-
-# --- early stopping ---------------------------------------------------------------------------------------------------
 
 WORSENING = [model_of(0.2), *(model_of(1.5, i) - 1.0 for i in range(1, 6))]
 

@@ -216,9 +216,6 @@ def test_training_rows_that_are_none_are_refused_when_training_begins_and_evalua
     assert trainer.evaluate()["eval_loss"] > 0
 
 
-# --- what users assign, return or call later --------------------------------------------------------------------------
-
-
 def make_here(folder, cls=FastTrainer, callbacks=(), **given):
     args = FastTrainingArguments(output_dir=str(folder), **{**SETTINGS, **ALONE, **given})
     rows = make_rows(8, 1), make_rows(4, 2) if "eval_strategy" in given else None

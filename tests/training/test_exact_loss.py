@@ -5,7 +5,9 @@ import logging
 import pytest
 import torch
 import transformers
+from closeness import distance
 from datasets import Dataset
+from stock_twins import SIZES
 from token_rows import pad_rows
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -14,18 +16,9 @@ from hf_ext.models.losses import LOSS_KINDS
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
-SMALL = {
-    "vocab_size": 24,
-    "pad_token_id": 1,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "attention_dropout": 0.0,
-    "classifier_dropout": 0.0,
-}
+pytestmark = pytest.mark.internals
+NO_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "classifier_dropout")
+SMALL = {**SIZES, **dict.fromkeys(NO_DROPOUT, 0.0)}
 MORE = {
     "Esm": {"mask_token_id": 23, "position_embedding_type": "rotary"},
     "Albert": {"embedding_size": 16, "classifier_dropout_prob": 0.0},
@@ -99,10 +92,6 @@ def train_step(trainer_cls, args_cls, model, rows, folder, split, collator=pad_r
     return callback.vector, trainer.state.log_history[0]["loss"]
 
 
-def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    return ((ours - reference).norm() / reference.norm()).item()
-
-
 FAST, STOCK = (FastTrainer, FastTrainingArguments), (Trainer, TrainingArguments)
 CASES = {
     "masked": ("EsmForMaskedLM", {}),
@@ -111,9 +100,6 @@ CASES = {
     "multi": ("EsmForSequenceClassification", {"problem_type": "multi_label_classification"}),
     "regression": ("EsmForSequenceClassification", {"num_labels": 1}),
 }
-
-
-# --- the gradient of a split batch -----------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(4)
@@ -174,9 +160,6 @@ def test_an_affinity_model_has_one_gradient_and_a_label_of_minus_100_counts(make
         assert split_loss == pytest.approx(expected, rel=1e-5)
     _, stock_loss, _ = step(STOCK, (4, 4))
     assert stock_loss == pytest.approx(expected * 16 / 15, rel=1e-5)  # Trainer does not count that row
-
-
-# --- the loss itself -------------------------------------------------------------------------------------------------
 
 
 HEADS = {"ForMaskedLM": ["masked"], "ForConditionalGeneration": ["masked"], "ForTokenClassification": ["token"]}
@@ -255,9 +238,6 @@ def test_gpt2_counts_what_it_predicts_however_a_step_is_split_and_stock_trainer_
     # When this fails, transformers counts right: `_with_next_labels` can go.
     assert stock_loss == pytest.approx(loss * (num_tokens - 16) / num_tokens, rel=1e-5)
     assert distance(stock * num_tokens / (num_tokens - 16), whole) < 1e-5
-
-
-# --- when it is used -------------------------------------------------------------------------------------------------
 
 
 class OwnLoss(transformers.EsmForMaskedLM):

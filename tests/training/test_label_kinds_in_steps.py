@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from closeness import distance
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows, make_trainer
 from transformers import Trainer, TrainerCallback
 
@@ -36,10 +37,6 @@ def train_step(name, folder, encoder, **given):
     trainer.add_callback(gradients := Gradients())
     trainer.train()
     return gradients.vectors[0], trainer.state.log_history[0]["loss"], trainer
-
-
-def distance(ours, reference):
-    return ((ours - reference).norm() / reference.norm()).item()
 
 
 def sum_over_rows(model, collator, rows):
@@ -126,8 +123,6 @@ def test_a_subset_is_evaluated_while_a_run_trains(name, training, demo_encoders,
     assert len(logged) == 2
     assert "eval_full_loss" in logged[-1]
 
-
-# --- residues of frozen encoders --------------------------------------------------------------------------------------
 
 CACHED = {"speedups": ["embedding_cache"], "max_steps": 2, "per_device_train_batch_size": 5}
 

@@ -38,9 +38,6 @@ def test_every_form_of_it_is_known_and_nothing_else():
     assert [error for error in IS_NOT if is_out_of_memory(error)] == []
 
 
-# --- a run that it ends -----------------------------------------------------------------------------------------------
-
-
 def watched(room):
     model = make_wide_esm()
     room.watch(model.esm.encoder.layer[1])

@@ -47,9 +47,6 @@ def shown(stream: io.StringIO) -> list[str]:
     return stream.getvalue().replace("\r", "\n").rstrip().splitlines()
 
 
-# --- a bar, or lines --------------------------------------------------------------------------------------------------
-
-
 def test_on_a_terminal_the_bar_shows_loss_rate_and_best_and_messages_stand_above_it(tmp_path, monkeypatch) -> None:
     terminal = open_terminal(monkeypatch)
     make_trainer(tmp_path, ROWS, max_steps=5, disable_tqdm=False, early_stopping_patience=3).train()
@@ -118,9 +115,6 @@ def test_a_resumed_bar_begins_where_the_run_is_and_shows_its_own_rates(tmp_path,
     assert "0.01 batches/s" in text
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
-
-
 def test_how_training_goes_in_words() -> None:
     numbers = {"loss": 0.31234, "learning_rate": 2.5e-4, "residues_per_s": 15_432.1, "hours_left": 1.25}
     state, args = SimpleNamespace(best_metric=0.4821), SimpleNamespace(metric_for_best_model="eval_spearman")
@@ -142,9 +136,6 @@ def test_an_evaluation_is_a_line_that_begins_with_what_chooses_the_best_model() 
 def test_waiting_for_data_is_said_where_it_is_much() -> None:
     assert find_shortfall({"data_wait_share": 0.45}) == "it waits for data 45% of the time (--dataloader_num_workers)"
     assert find_shortfall({"data_wait_share": 0.1}) == find_shortfall({}) == ""
-
-
-# --- on a fake clock --------------------------------------------------------------------------------------------------
 
 
 class Loop:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from inside import Manifest
 from run_outcomes import same_weights
 from safetensors.torch import load_file, save_file
 from tiny_classifier import ROWS, make_args, make_model
 from transformers import EsmForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.checkpoints import verify
-from hf_ext.checkpoints.manifest import Manifest
 from hf_ext.errors import CheckpointError, DiskFailure
 from hf_ext.trainer import FastTrainer
 
@@ -114,9 +114,6 @@ def test_the_mirror_holds_what_overrides_and_callbacks_wrote(tmp_path):
             assert verify(copy, step)[1] == []
 
 
-# --- overrides that write the model themselves ------------------------------------------------------------------------
-
-
 class SavesItself(FastTrainer):
     """As sentence_transformers' trainer: writes the model in its own layout, and reads it so."""
 
@@ -175,9 +172,6 @@ def test_the_best_model_of_a_run_that_was_continued_is_not_the_one_it_continued_
     assert trainer.evaluate()["eval_loss"] == min(losses)
 
 
-# --- saved models -----------------------------------------------------------------------------------------------------
-
-
 TOKEN = "hf_" + "secret" * 5
 
 
@@ -222,9 +216,6 @@ def test_a_full_disk_is_named_and_another_error_is_not_and_no_half_model_is_left
     with pytest.raises(OSError, match="refused"):
         make_exporter(tmp_path / "other", errno.EINTR).save_model()
     assert [*tmp_path.glob("*/*")] == []
-
-
-# --- where nothing of ours was asked for ------------------------------------------------------------------------------
 
 
 def run(folder, resume=None, model=None, **given) -> FastTrainer:

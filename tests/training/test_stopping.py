@@ -244,9 +244,6 @@ def test_a_process_with_a_data_worker_ends_with_its_status_and_message(tmp_path,
     assert words in (tmp_path / "ended-0.txt").read_text()[-3000:]
 
 
-# --- a recipe outside of training -------------------------------------------------------------------------------------
-
-
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path

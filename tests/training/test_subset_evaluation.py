@@ -4,20 +4,17 @@ import json
 
 import pytest
 from datasets import IterableDataset
+from inside import compute_metrics
 from small_evaluations import Scripted, count, evaluated_epochs, evaluations, make_rows, make_trainer
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from hf_ext.errors import ArgumentError
 from hf_ext.evaluation import RowMetrics
-from hf_ext.property.scoring import compute_metrics
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
 STEPS = {"eval_strategy": "steps", "eval_steps": 1}  # four a run
 BEST = {"metric_for_best_model": "score", "greater_is_better": True}
-
-
-# --- which rows ------------------------------------------------------------------------------------------------------
 
 
 class SeenRows(TrainerCallback):
@@ -113,9 +110,6 @@ def test_the_number_of_rows_is_exact_where_workers_live_on_in_stock_trainer_whic
     assert wrong == ([37.0, 37.0] if workers else [37.0, 11.0])  # once it is 11 with workers, drop our line
 
 
-# --- what they say ---------------------------------------------------------------------------------------------------
-
-
 def agree(ours: dict[str, float], reference: dict[str, float], prefix: str = "eval_full_") -> bool:
     """Whether the metrics of a reference evaluation stand among ours under another prefix."""
     keys = [
@@ -180,9 +174,6 @@ def test_cached_embeddings_are_looked_at_in_two_parts_from_one_table(tmp_path, m
     assert log["eval_rmse"] != pytest.approx(log["eval_full_rmse"], rel=1e-3)
     losses = [build(batch).evaluate()["eval_loss"] for batch in (1, 4, 37)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
-
-
-# --- what is decided -------------------------------------------------------------------------------------------------
 
 
 def test_only_a_full_evaluation_makes_a_new_best(tmp_path):
@@ -258,17 +249,11 @@ def test_a_hyperparameter_search_gets_the_metrics_of_all_rows_or_the_best_so_far
     assert not any("full" in key for metrics in seen for key in metrics)
 
 
-# --- when ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("every", "epochs"), [(1, [1.0, 2.0, 3.0]), (2, [2.0, 3.0]), (3, [3.0]), (9, [3.0])])
 def test_epochs_between_are_passed_over_but_never_the_last(tmp_path, every, epochs):
     trainer = make_trainer(tmp_path, make_rows(7), eval_every_epochs=every, num_train_epochs=3)
     trainer.train()
     assert evaluated_epochs(trainer) == epochs
-
-
-# --- streams ---------------------------------------------------------------------------------------------------------
 
 
 def make_stream(rows) -> IterableDataset:
@@ -285,9 +270,6 @@ def test_a_stream_is_looked_at_like_the_rows_it_gives(tmp_path):
     keys = ("eval_rows", "eval_order", "eval_full_rows", "eval_full_order", "step")
     assert [[log.get(key) for key in keys] for log in logs[0]] == [[log.get(key) for key in keys] for log in logs[1]]
     assert logs[1][-1]["eval_full_loss"] == pytest.approx(logs[0][-1]["eval_full_loss"], rel=1e-6)
-
-
-# --- resuming --------------------------------------------------------------------------------------------------------
 
 
 class Crash(TrainerCallback):
@@ -325,9 +307,6 @@ def test_a_resumed_run_remembers_what_a_new_best_must_beat_and_what_was_counted(
     assert shown[1] == shown[0]
     stored = json.loads((tmp_path / "cut" / "checkpoint-2" / "progress.json").read_text())
     assert stored["evaluations"]["best"] == 0.5
-
-
-# --- refused ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,6 @@ def test_adapters_that_want_a_call_after_each_step_are_refused_and_can_be_evalua
         trainer.end()
 
 
-# --- weights in float16 -----------------------------------------------------------------------------------------------
-
-
 def test_weights_that_train_in_float16_are_named_and_those_that_do_not_are_not(tmp_path, caplog):
     lora, with_head = (LoraConfig(target_modules=["query"], task_type=task) for task in (None, "SEQ_CLS"))
     for model, is_named in (
@@ -110,9 +107,6 @@ def test_with_a_loss_scale_they_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match=r"float16 \(esm.* and \d+ more\).*dtype=torch\.float32"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-# --- a loss of the user's ---------------------------------------------------------------------------------------------
 
 
 class Line(nn.Module):
@@ -150,9 +144,6 @@ def test_parameters_that_the_loss_does_not_reach_are_named(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         make_trainer(tmp_path / "sound").train()
     assert "gradient" not in caplog.text
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 EVERY_TWO = {"eval_strategy": "steps", "eval_steps": 2}

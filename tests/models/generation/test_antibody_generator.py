@@ -13,13 +13,12 @@ from hf_ext.errors import ArgumentError
 from hf_ext.models import SIZES, AntibodyGenerator, GeneratorConfig
 from hf_ext.models.generation.light import attend, attend_causally, feature_map, summarise
 
+pytestmark = pytest.mark.internals
+
 
 @pytest.fixture(params=NAMES)
 def model(request):
     return make_named(request.param)
-
-
-# --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def count_parameters(architecture, size, part=("encoder.", "decoder.")):
@@ -42,9 +41,6 @@ def count_parameters(architecture, size, part=("encoder.", "decoder.")):
 )
 def test_architectures_have_the_sizes_of_the_specification(architecture, numbers):
     assert tuple(count_parameters(architecture, size) for size in SIZES[architecture]) == numbers
-
-
-# --- padding ----------------------------------------------------------------------------------------------------------
 
 
 def pad_left(batch):
@@ -105,9 +101,6 @@ def test_no_token_sees_later_ones(model):
     assert (before - after)[:, 5:].abs().max() > 0.01
 
 
-# --- antigens that rows share -----------------------------------------------------------------------------------------
-
-
 def test_each_antigen_is_encoded_once_and_rows_see_their_own(model):
     batch = make_batch()
     seen = []
@@ -134,9 +127,6 @@ def test_a_batch_that_does_not_fit_together_is_refused():
             make_generator()(**{**make_batch(), **change})
 
 
-# --- affinity ---------------------------------------------------------------------------------------------------------
-
-
 def test_affinity_changes_what_is_written_and_unknown_is_one_thing(model):
     batch = make_batch()
     unknown = {**batch, "affinity": torch.full((4,), math.nan)}
@@ -159,9 +149,6 @@ def test_affinity_is_standardised_by_the_configuration_and_hidden_in_training_on
     assert torch.equal(model(**batch).logits, model(**unknown).logits)
 
 
-# --- loss -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_loss_is_the_mean_over_target_tokens_or_by_the_number_given(model):
     batch = make_batch()
     output = model(**batch)
@@ -178,9 +165,6 @@ def test_every_weight_gets_a_gradient_with_and_without_affinities(model):
         model.train().zero_grad()
         model(**{**make_batch(), "affinity": affinity}).loss.backward()
         assert [key for key, p in model.named_parameters() if p.grad is None] == []
-
-
-# --- saving -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_saved_writes_the_same(model, tmp_path):
@@ -229,9 +213,6 @@ def test_it_learns_pairs_by_heart_and_tells_antigens_apart(name):
         optimizer.zero_grad()
     written = [decode_pair(row) for row in model.generate(**batch, max_new_tokens=20).tolist()]
     assert written == [AntibodyPair("EVQLVESGG", "DIQMT"), AntibodyPair("QVQ")]
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
 
 
 def decode_step_by_step(model, batch, ids, forgets_at=None):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from inside import LayoutMaker
 from run_outcomes import losses
 from tiny_generators import TINY, make_batch, make_named, make_on_encoder, make_rows
 from transformers import EsmModel, EsmTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from hf_ext.data import AntibodyCollator
-from hf_ext.data.batches.varlen_layout import LayoutMaker
 from hf_ext.errors import ArgumentError
 from hf_ext.models import (
     AntibodyGenerator,

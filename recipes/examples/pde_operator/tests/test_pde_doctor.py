@@ -4,7 +4,7 @@ from pathlib import Path
 
 import doctor
 import pytest
-from doctored import look, main
+from doctored import gather_facts, main
 from operators import make_samples
 from pde_operator.arguments import OperatorArguments
 from pde_operator.steps import build_collator, build_model, build_rows
@@ -18,7 +18,7 @@ GRID = {"resolution": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attent
 
 def look_at(device="a100", model=GRID, **arguments):
     given = {"remove_unused_columns": False, **arguments}
-    return look(device, model=OperatorArguments(**model), task=OperatorTask(), **given)
+    return gather_facts(device, model=OperatorArguments(**model), task=OperatorTask(), **given)
 
 
 @pytest.mark.nightly
