@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from ...data import VarlenLayout
 from .process_settings import read_matmul_precision
@@ -187,11 +187,19 @@ def flop_counter() -> FlopCounterMode:
     """
     aten = torch.ops.aten
     formulas: dict[Any, Any] = {
-        aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+        aten._scaled_dot_product_flash_attention_for_cpu: _flop,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flop,
         torch.ops.hf_ext.blocked_attention: _blocked_flop,  # its backward pass is made of products that are seen
     }
     return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def _flop(*shapes: Any, **settings: object) -> int:
+    return sdpa_flop_count(*shapes[:3])
+
+
+def _backward_flop(*shapes: Any, **settings: object) -> int:
+    return sdpa_backward_flop_count(*shapes[:4])
 
 
 def _blocked_flop(*shapes: Any, **settings: object) -> int:
