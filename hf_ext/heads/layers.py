@@ -20,7 +20,7 @@ from ..embeddings import factorize, take_rows
 from ..evaluation import ResamplingUnits, compare_paired
 from ..hardware import detect_hardware
 from ..labels import LabelKind
-from ..models import AUTO_LAYER, AffinityModel, ModelArguments, final_norm_of, layers_of, load_encoder, pool
+from ..models import AUTO_LAYER, AffinityModel, ModelArguments, Pooling, final_norm_of, layers_of, load_encoder
 from ..text import format_cell
 from .ensemble import Units, make_parts, read_config_of, why_not_fitted
 from .objectives import PENALTIES
@@ -149,7 +149,8 @@ def _embed(
                 numbers, inputs = factorize(cells, name in collator.optional_inputs)
                 depth = len(layers_of(encoder))
                 layers = {-(-depth * i // NUM_LAYERS) for i in range(1, NUM_LAYERS + 1)} if len(inputs) > 1 else {depth}
-                tables = _embed_layers(encoder, partial(collator.encode, name), inputs, tower.pooling, sorted(layers))
+                tokenize = partial(collator.encode, name)
+                tables = _embed_layers(encoder, tokenize, inputs, model.pooling_of(name), sorted(layers))
                 places = torch.from_numpy(numbers)
                 blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
                 for block in blocks.values():
@@ -160,7 +161,7 @@ def _embed(
 
 @torch.no_grad()
 def _embed_layers(
-    encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pooling: str, layers: Sequence[int]
+    encoder: Any, tokenize: Any, inputs: Sequence[tuple[str, ...]], pool: Pooling, layers: Sequence[int]
 ) -> dict[int, torch.Tensor]:
     """Embeds distinct inputs by layer, (inputs, width) float32 on the CPU, as if it were the last."""
     norm = final_norm_of(encoder)
@@ -171,7 +172,7 @@ def _embed_layers(
 
     def keep(table: torch.Tensor, module: Any, given: Any, output: Any) -> None:
         states = output if torch.is_tensor(output) else output[0]
-        table[chosen] = pool(norm(states), batch, pooling).cpu()
+        table[chosen] = pool(norm(states), batch).cpu()
 
     hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
     for chosen in batches_by_tokens([sum(map(len, parts)) for parts in inputs], TOKENS_PER_BATCH):

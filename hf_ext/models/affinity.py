@@ -17,12 +17,13 @@ from ..labels import UNKNOWN
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
 from .ensemble import HeadEnsemble
-from .head import RegressionHead, pool
+from .head import POOLINGS, Pooling, RegressionHead
 from .kernels.process_settings import replaced
 from .lora import is_rounded, merge_layers
 from .losses import LOSSES, NumberLoss
 
 Encode = Callable[[Sequence[str]], torch.Tensor]
+PREDICTING = ("head.", "ensemble.", "poolings.")  # names of weights that no encoder brings along
 
 
 @dataclass
@@ -44,6 +45,9 @@ class AffinityModel(PreTrainedModel):
     Frozen encoders are referenced, not owned: they are loaded from their id when first needed (`attach_encoders`), can
     be released (`release_encoders`) while a head trains on cached embeddings, and are saved by id, revision and weight
     hash unless `config.save_full`. Encoders that train (LoRA, full) are ordinary submodules.
+
+    Raises:
+        ArgumentError: a pooling with weights on a frozen encoder.
     """
 
     config_class = AffinityConfig
@@ -60,6 +64,9 @@ class AffinityModel(PreTrainedModel):
         for index, spec in enumerate(config.encoder_specs):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
+        self.poolings = nn.ModuleDict()
+        for index, tower in enumerate(config.tower_specs):
+            self.poolings[str(index)] = self._make_pooling(tower)
         widths = [*self.embedding_sizes.values()]
         form = config.head_form or "mlp"
         kind = config.kind
@@ -139,6 +146,10 @@ class AffinityModel(PreTrainedModel):
             if name in tower.names:
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
+
+    def pooling_of(self, name: str) -> Any:
+        """Returns what makes one vector of the token states of input `name`."""
+        return self.poolings[str(self.config.tower_specs.index(self.tower_of(name)))]
 
     def fill_of(self, name: str) -> torch.Tensor:
         """Returns what stands for the embedding of input `name` in rows that lack it: (width,), float32."""
@@ -223,7 +234,7 @@ class AffinityModel(PreTrainedModel):
             states = encoder(**tokens).last_hidden_state
         if self.config.kind.per_residue:
             return states[batch["residue_mask"]].float()
-        return pool(states, batch, tower.pooling)
+        return self.pooling_of(name)(states, batch)
 
     def forward(
         self,
@@ -287,6 +298,16 @@ class AffinityModel(PreTrainedModel):
             padded[~ends] = logits
             logits = padded
         return AffinityOutput(loss=loss, logits=logits)
+
+    def _make_pooling(self, tower: TowerSpec) -> Pooling:
+        name = tower.names[0]
+        pooling = POOLINGS[tower.pooling](self.embedding_sizes[name])
+        if name in self.frozen_inputs and [*pooling.parameters()]:
+            raise ArgumentError(
+                f"pooling={tower.pooling!r} has weights, which would never train: embeddings of a frozen encoder are "
+                "pooled once. Train the encoder (--tower_training lora or full), or give --pooling mean."
+            )
+        return pooling
 
     def _mark(self, absent: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """Marks features, (n, sum of widths), of inputs that their rows lack: of that shape, bool."""
@@ -457,8 +478,8 @@ def _inside_lora(name: str) -> str:
 
 def _check_head(facts: dict[str, Any]) -> None:
     """Refuses what `from_pretrained` found where config.json describes another head than the weights are of."""
-    lacking = sorted(key for key in facts["missing_keys"] if key.startswith(("head.", "ensemble.")))
-    foreign = sorted(key for key in facts["unexpected_keys"] if key.startswith(("head.", "ensemble.")))
+    lacking = sorted(key for key in facts["missing_keys"] if key.startswith(PREDICTING))
+    foreign = sorted(key for key in facts["unexpected_keys"] if key.startswith(PREDICTING))
     if lacking or foreign:
         raise ArgumentError(
             f"config.json describes another head than the weights are of (missing {lacking}, not asked for {foreign}): "
