@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import parse_json, read_cell
+from ..labels import kind_from_state
 from . import page
 from .record import FORMAT, PlanRecord, Read, RunRecord, StateRecord, from_json
 
@@ -76,12 +77,13 @@ def read_run(folder: str | os.PathLike[str]) -> RunFiles:
                 "trained the run."
             )
     table = path / "predictions.csv"
+    are_numbers = kind_from_state(record.label_kind).chart == "scatter"
     return RunFiles(
         folder=path,
         record=record,
         plan=read_record(PlanRecord, path / "plan.json"),
         state=read_record(StateRecord, path / "trainer_state.json"),
-        predictions=read_test_predictions(table, not record.label_kind) if table.is_file() else None,
+        predictions=read_test_predictions(table, are_numbers) if table.is_file() else None,
     )
 
 
