@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class NetworkStack(nn.Module):
         dropout: probability in [0, 1).
     """
 
+    form: ClassVar[str] = PERCEPTRON
+
     def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
         super().__init__()
         self.dropout = dropout
@@ -44,6 +46,16 @@ class NetworkStack(nn.Module):
             bound = 1 / math.sqrt(fan_in)  # as nn.Linear
             self.weights.append(nn.Parameter(torch.empty(number, fan_in, fan_out).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(number, 1, fan_out).uniform_(-bound, bound)))
+
+    @classmethod
+    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+        """Makes networks with hidden layers of `sizes` that read `view`."""
+        return cls(number, pairwise([ensemble.sizes[view], *sizes, ensemble.num_outputs]), dropout)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the hidden layers, as `make` takes them."""
+        return [weight.shape[2] for weight in self.weights[:-1]]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
@@ -77,12 +89,23 @@ class ProductStack(NetworkStack):
         dropout: probability in [0, 1).
     """
 
+    form = PRODUCT
+
     def __init__(self, number: int, widths: Sequence[int], rank: int, num_outputs: int, dropout: float = 0.0):
         varying = [width for width in widths if width > 0]
         last = (rank * (1 + math.comb(len(varying), 2)), num_outputs)
         shapes = [(width, rank) for width in (*varying, sum(varying))]
         super().__init__(number, [*shapes, last], dropout)
         self.widths = varying
+
+    @classmethod
+    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+        """Makes networks with one hidden layer, which read the directions of inputs."""
+        return cls(number, ensemble.ranks, sizes[0], ensemble.num_outputs, dropout)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.weights[-2].shape[2]]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
@@ -93,6 +116,9 @@ class ProductStack(NetworkStack):
         states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
         states = nn.functional.dropout(states, self.dropout, self.training)
         return torch.baddbmm(self.biases[-1], states, self.weights[-1])
+
+
+FORMS: dict[str, type[NetworkStack]] = {stack.form: stack for stack in (NetworkStack, ProductStack)}
 
 
 class HeadEnsemble(nn.Module):
@@ -142,10 +168,8 @@ class HeadEnsemble(nn.Module):
     def make_stack(
         self, view: str, number: int, sizes: Sequence[int], form: str = PERCEPTRON, dropout: float = 0.0
     ) -> NetworkStack:
-        """Makes networks that read `view`, with hidden layers of `sizes`; "product" reads the directions of inputs."""
-        if form == PRODUCT:
-            return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
-        return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
+        """Makes networks of a form that read `view`, with hidden layers of `sizes`."""
+        return FORMS[form].make(self, view, number, sizes, dropout)
 
     def add(self, view: str, share: float, stack: NetworkStack) -> None:
         """Adds a member: the mean of the stack's networks, with this weight."""
@@ -200,11 +224,9 @@ class HeadEnsemble(nn.Module):
         """Returns what `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
-            weights = cast(NetworkStack, one).weights
-            is_product = isinstance(one, ProductStack)
-            sizes = [weight.shape[2] for weight in weights[-2 if is_product else 0 : -1]]
-            form = PRODUCT if is_product else PERCEPTRON
-            networks.append({"view": view, "number": len(weights[0]), "sizes": sizes, "form": form})
+            stack = cast(NetworkStack, one)
+            shape = {"view": view, "number": len(stack.weights[0]), "sizes": stack.sizes, "form": stack.form}
+            networks.append(shape)
         return {"ranks": self.ranks, "networks": networks, "num_outputs": self.num_outputs, "link": self.link}
 
 
