@@ -24,10 +24,10 @@ from ..models import (
     AUTO_LAYER,
     AffinityModel,
     ModelArguments,
+    Pooling,
     final_norm_of,
     layers_of,
     load_encoder,
-    pool,
 )
 from ..text import format_cell
 from .ensemble import Groups, make_folds
@@ -185,7 +185,7 @@ def _embed(
                 if len(inputs) > 1:
                     layers = {-(-depth * i // NUM_LAYERS) for depth in layers for i in range(1, NUM_LAYERS + 1)}
                 tokenize = partial(collator.encode, name)
-                tables = _embed_layers(encoder, tokenize, inputs, tower.pooling, sorted(layers))
+                tables = _embed_layers(encoder, tokenize, inputs, model.pooling_of(name), sorted(layers))
                 places = torch.from_numpy(numbers)
                 blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
                 for block in blocks.values():
@@ -199,7 +199,7 @@ def _embed_layers(
     encoder: Any,
     tokenize: Any,
     inputs: Sequence[tuple[str, ...]],
-    pooling: str,
+    pool: Pooling,
     layers: Sequence[int],
 ) -> dict[int, torch.Tensor]:
     """Embeds distinct inputs by layer, (inputs, width) float32 on the CPU, as if it were the last."""
@@ -211,7 +211,7 @@ def _embed_layers(
 
     def keep(table: torch.Tensor, module: Any, given: Any, output: Any) -> None:
         states = output if torch.is_tensor(output) else output[0]
-        table[chosen] = pool(norm(states), batch, pooling).cpu()
+        table[chosen] = pool(norm(states), batch).cpu()
 
     hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
     lengths = [sum(map(len, parts)) for parts in inputs]

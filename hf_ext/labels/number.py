@@ -34,7 +34,6 @@ class Number(NumericKind):
     why_no_intervals = ""
     output_shape = ()
     label_shape = ()
-    stored = None
     is_one_number = True
     losses = ("mse", "huber", "tobit", "ranking")
     baselines = ("groups", "partners", "stream")
@@ -44,6 +43,10 @@ class Number(NumericKind):
     @classmethod
     def fits(cls, columns: Sequence[str], names: Sequence[str]) -> bool:
         return len(names) == 1
+
+    @property
+    def stored(self) -> dict[str, Any] | None:
+        return None if type(self) is Number else self.state()
 
     @property
     def arrow_columns(self) -> dict[str, pa.DataType]:

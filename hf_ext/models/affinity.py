@@ -18,6 +18,8 @@ from .head import RegressionHead
 from .losses import LOSSES, NumberLoss
 from .towers import TowerModel
 
+PREDICTING = ("head.", "ensemble.", "poolings.")  # names of weights that no encoder brings along
+
 
 @dataclass
 class AffinityOutput(ModelOutput):
@@ -36,6 +38,9 @@ class AffinityModel(TowerModel):
     """Predicts what `config.label_kind` says from the pooled embeddings of a row's sequences, or from each residue's.
 
     Its encoders are those of a `TowerModel`: frozen ones are referenced, not owned.
+
+    Raises:
+        ArgumentError: a pooling with weights on a frozen encoder.
     """
 
     config_class = AffinityConfig
@@ -80,7 +85,7 @@ class AffinityModel(TowerModel):
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, facts = loaded
         lacking, foreign = (
-            sorted(key for key in facts[keys] if key.startswith(("head.", "ensemble.")))
+            sorted(key for key in facts[keys] if key.startswith(PREDICTING))
             for keys in ("missing_keys", "unexpected_keys")
         )
         if (lacking or foreign) and not kwargs.get("ignore_mismatched_sizes"):

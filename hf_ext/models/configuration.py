@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from ..errors import ArgumentError
 from ..labels import LabelKind, kind_from_state
-from .head import HEADS, ONE_LAYER, POOLINGS, Pooling
+from .head import HEADS, ONE_LAYER, POOLINGS
 
 Training = Literal["frozen", "lora", "full"]
 MAX_TOWERS = 3
@@ -35,13 +35,13 @@ class EncoderSpec:
 class TowerSpec:
     """Inputs that share an encoder. Each entry of `inputs` is one column, or two columns that form a pair.
 
-    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights. `pooling`: see `pool`; not
-    read where each residue has a label.
+    `encoder` indexes `AffinityConfig.encoders`; towers with the same index share weights. `pooling`: one of
+    `POOLINGS`; not read where each residue has a label.
     """
 
     encoder: int
     inputs: list[list[str]]
-    pooling: Pooling = "mean"
+    pooling: str = "mean"
 
     @property
     def names(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class NetworkStack(nn.Module):
         dropout: probability in [0, 1).
     """
 
+    form: ClassVar[str] = PERCEPTRON
+
     def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
         super().__init__()
         self.dropout = dropout
@@ -45,6 +47,16 @@ class NetworkStack(nn.Module):
             for parameters, rows in ((self.weights, fan_in), (self.biases, 1)):
                 drawn = torch.empty(number, rows, fan_out).uniform_(-bound, bound)
                 parameters.append(nn.Parameter(drawn))
+
+    @classmethod
+    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+        """Makes networks with hidden layers of `sizes` that read `view`."""
+        return cls(number, pairwise([ensemble.sizes[view], *sizes, ensemble.num_outputs]), dropout)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the hidden layers, as `make` takes them."""
+        return [weight.shape[2] for weight in self.weights[:-1]]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
@@ -78,6 +90,8 @@ class ProductStack(NetworkStack):
         dropout: probability in [0, 1).
     """
 
+    form = PRODUCT
+
     def __init__(
         self,
         number: int,
@@ -93,6 +107,15 @@ class ProductStack(NetworkStack):
         super().__init__(number, shapes, dropout)
         self.widths = varying
 
+    @classmethod
+    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+        """Makes networks with one hidden layer, which read the directions of inputs."""
+        return cls(number, ensemble.ranks, sizes[0], ensemble.num_outputs, dropout)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.weights[-2].shape[2]]
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
         inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
@@ -103,6 +126,9 @@ class ProductStack(NetworkStack):
         states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
         states = nn.functional.dropout(states, self.dropout, self.training)
         return torch.baddbmm(self.biases[-1], states, self.weights[-1])
+
+
+FORMS: dict[str, type[NetworkStack]] = {stack.form: stack for stack in (NetworkStack, ProductStack)}
 
 
 class HeadEnsemble(nn.Module):
@@ -158,10 +184,8 @@ class HeadEnsemble(nn.Module):
         form: str = PERCEPTRON,
         dropout: float = 0.0,
     ) -> NetworkStack:
-        """Makes networks that read `view`, with hidden layers of `sizes`; "product" reads the directions of inputs."""
-        if form == PRODUCT:
-            return ProductStack(number, self.ranks, sizes[0], self.num_outputs, dropout)
-        return NetworkStack(number, pairwise([self.sizes[view], *sizes, self.num_outputs]), dropout)
+        """Makes networks of a form that read `view`, with hidden layers of `sizes`."""
+        return FORMS[form].make(self, view, number, sizes, dropout)
 
     def add(self, view: str, weight: float, stack: NetworkStack) -> None:
         """Adds a member: the mean of the stack's networks, with this weight."""
@@ -221,14 +245,12 @@ class HeadEnsemble(nn.Module):
         """Returns what `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
-            weights = cast(NetworkStack, one).weights
-            form = PRODUCT if isinstance(one, ProductStack) else PERCEPTRON
-            hidden = weights[-2 if form == PRODUCT else 0 : -1]
+            stack = cast(NetworkStack, one)
             shapes = {
                 "view": view,
-                "number": len(weights[0]),
-                "sizes": [weight.shape[2] for weight in hidden],
-                "form": form,
+                "number": len(stack.weights[0]),
+                "sizes": stack.sizes,
+                "form": stack.form,
             }
             networks.append(shapes)
         return {

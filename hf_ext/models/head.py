@@ -7,42 +7,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
 
-Pooling = Literal["mean", "mean_tokens", "cls", "max"]
-POOLINGS = get_args(Pooling)
-
-
-def pool(states: Tensor, batch: Mapping[str, Tensor], method: str) -> Tensor:
+class Pooling(nn.Module):
     """Pools token states in float32.
 
-    Args:
-        states: (n, tokens, width), any float dtype.
-        batch: `attention_mask`, (n, tokens), 1 on all but padding, and `residue_mask`, (n, tokens), true on residues.
-        method: "mean" or "max" over residues; "mean_tokens" over special tokens too, as `last_hidden_state.mean(1)` of
-            one sequence without padding; "cls" for the first token (ESM and BERT's classification token; T5 has none,
-            so its first residue).
+    A subclass may have weights: they train where the encoder does, and are saved with the model.
 
-    Returns:
-        (n, width), float32.
+    Args:
+        width: of the states.
     """
-    if method == "cls":
+
+    def __init__(self, width: int):
+        super().__init__()
+
+    def forward(self, states: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Maps (n, tokens, width), any float dtype, to (n, width), float32.
+
+        Args:
+            states: of all tokens.
+            batch: masks, (n, tokens): `attention_mask`, 1 on all but padding, and `residue_mask`, true on residues.
+        """
+        raise NotImplementedError
+
+
+class Mean(Pooling):
+    """Averages over residues."""
+
+    mask = "residue_mask"
+
+    def forward(self, states: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        weights = batch[self.mask].bool().float()
+        # Under Trainer's autocast, einsum would round states of magnitude 100 by 0.3.
+        with torch.autocast(states.device.type, enabled=False):
+            summed = torch.einsum("ntw,nt->nw", states.float(), weights)
+        return summed / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+class MeanTokens(Mean):
+    """Averages over special tokens too, as `last_hidden_state.mean(1)` of one sequence without padding."""
+
+    mask = "attention_mask"
+
+
+class FirstToken(Pooling):
+    """Takes the first token: ESM and BERT's classification token; T5 has none, so its first residue."""
+
+    def forward(self, states: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         return states[:, 0].float()
-    mask = batch["residue_mask"] if method != "mean_tokens" else batch["attention_mask"].bool()
-    if method == "max":
-        return states.float().masked_fill(~mask.unsqueeze(-1), float("-inf")).amax(1)
-    if method not in POOLINGS:
-        raise ArgumentError(f"pooling={method!r}: allowed are {', '.join(POOLINGS)}.")
-    weights = mask.float()
-    # Under Trainer's autocast, einsum would round states of magnitude 100 by 0.3.
-    with torch.autocast(states.device.type, enabled=False):
-        summed = torch.einsum("ntw,nt->nw", states.float(), weights)
-    return summed / weights.sum(1, keepdim=True).clamp(min=1)
+
+
+class Maximum(Pooling):
+    """Takes the maximum over residues."""
+
+    def forward(self, states: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return states.float().masked_fill(~batch["residue_mask"].unsqueeze(-1), float("-inf")).amax(1)
+
+
+POOLINGS: dict[str, type[Pooling]] = {"mean": Mean, "mean_tokens": MeanTokens, "cls": FirstToken, "max": Maximum}
 
 
 HEADS = ("mlp", "product", "gated")

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec
 from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
-from .head import pool
+from .head import POOLINGS, Pooling
 from .kernels.process_settings import replaced
 from .lora import is_rounded, merge_layers
 
@@ -35,6 +35,9 @@ class TowerModel(PreTrainedModel):
         for index, spec in enumerate(config.encoder_specs):
             if config.save_full or spec.training != "frozen":
                 self.encoders[str(index)] = build_encoder(spec)
+        self.poolings = nn.ModuleDict()
+        for index, tower in enumerate(config.tower_specs):
+            self.poolings[str(index)] = self._make_pooling(tower)
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
 
     @property
@@ -70,6 +73,20 @@ class TowerModel(PreTrainedModel):
             if name in tower.names:
                 return tower
         raise ArgumentError(f"No input {name!r}; this model reads {[*self.embedding_sizes]}.")
+
+    def pooling_of(self, name: str) -> Any:
+        """Returns what makes one vector of the token states of input `name`."""
+        return self.poolings[str(self.config.tower_specs.index(self.tower_of(name)))]
+
+    def _make_pooling(self, tower: TowerSpec) -> Pooling:
+        name = tower.names[0]
+        pooling = POOLINGS[tower.pooling](self.embedding_sizes[name])
+        if name in self.frozen_inputs and [*pooling.parameters()]:
+            raise ArgumentError(
+                f"pooling={tower.pooling!r} has weights, which would never train: embeddings of a frozen encoder are "
+                "pooled once. Train the encoder (--tower_training lora or full), or give --pooling mean."
+            )
+        return pooling
 
     def attach_encoders(self) -> None:
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
@@ -149,7 +166,7 @@ class TowerModel(PreTrainedModel):
             states = encoder(**tokens).last_hidden_state
         if self.config.kind.per_residue:
             return states[batch["residue_mask"]].float()
-        return pool(states, batch, tower.pooling)
+        return self.pooling_of(name)(states, batch)
 
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.

@@ -19,7 +19,6 @@ from ..models import (
     AffinityModel,
     EncoderSpec,
     LoraSettings,
-    Pooling,
     TowerSpec,
     Training,
     choose_encoder,
@@ -166,7 +165,7 @@ def read_towers(
                 f"--pooling cls for {identity[0]!r}: the first token of a model of type {model_type!r} does not stand "
                 "for the sequence. Give mean (over residues) or mean_tokens (over all tokens)."
             )
-        towers.append(TowerSpec(index, columns, cast(Pooling, pooling)))
+        towers.append(TowerSpec(index, columns, pooling))
     return specs, towers
 
 

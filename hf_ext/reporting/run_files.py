@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import Json, StrPath, parse_json, read_cell
+from ..labels import kind_from_state
 from . import page
 from .record import FORMAT, PlanRecord, Read, RunRecord, StateRecord, from_json
 
@@ -75,12 +76,13 @@ def read_run(folder: StrPath) -> RunFiles:
                 "trained the run."
             )
     table = path / "predictions.csv"
+    are_numbers = kind_from_state(record.label_kind).chart == "scatter"
     return RunFiles(
         folder=path,
         record=record,
         plan=read_record(PlanRecord, path / "plan.json"),
         state=read_record(StateRecord, path / "trainer_state.json"),
-        predictions=read_test_predictions(table, not record.label_kind) if table.is_file() else None,
+        predictions=read_test_predictions(table, are_numbers) if table.is_file() else None,
     )
 
 

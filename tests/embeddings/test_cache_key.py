@@ -10,8 +10,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from hf_ext.errors import ArgumentError
-from hf_ext.models import LoraSettings, load_encoder, read_encoder
-from hf_ext.models.head import POOLINGS
+from hf_ext.models import POOLINGS, LoraSettings, load_encoder, read_encoder
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

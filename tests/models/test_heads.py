@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from tiny_affinity import make_batch, make_model, predict, shift
 from torch import nn
 
-from hf_ext.models import pool
+from hf_ext.errors import ArgumentError
+from hf_ext.models import POOLINGS, AffinityModel, Pooling
 from hf_ext.models.head import RegressionHead
 from hf_ext.models.losses import regression_loss
 
@@ -33,20 +35,50 @@ def all_residues(num_tokens):
     ],
 )
 def test_pooled_values_are_those_worked_out_by_hand_and_read_no_padding(method, values, ignores):
-    found = pool(STATES, MASKS, method)
+    pool = POOLINGS[method](2)
+    found = pool(STATES, MASKS)
     torch.testing.assert_close(found, torch.tensor(values))
-    assert torch.equal(pool(STATES.masked_fill(~TOKENS.bool()[..., None], 1e4), MASKS, method), found)
-    assert torch.equal(pool(STATES.masked_fill(~RESIDUES[..., None], 1e4), MASKS, method), found) is ignores
+    assert torch.equal(pool(STATES.masked_fill(~TOKENS.bool()[..., None], 1e4), MASKS), found)
+    assert torch.equal(pool(STATES.masked_fill(~RESIDUES[..., None], 1e4), MASKS), found) is ignores
 
 
 @pytest.mark.parametrize("method", ["mean", "max", "cls"])
 def test_pooling_is_float32_also_for_half_precision_states_and_under_autocast(method):
     states = torch.full((1, 40, 2), 100.0) + torch.arange(40.0)[None, :, None] / 64
     mask = all_residues(40)
-    expected = pool(states, mask, method)
+    pool = POOLINGS[method](2)
+    expected = pool(states, mask)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(pool(states, mask, method), expected)
-        assert pool(states.bfloat16(), mask, method).dtype == torch.float32
+        assert torch.equal(pool(states, mask), expected)
+        assert pool(states.bfloat16(), mask).dtype == torch.float32
+
+
+class Attentive(Pooling):
+    """A toy with weights of its own."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.query = nn.Parameter(torch.zeros(width))
+
+    def forward(self, states, batch):
+        scores = (states.float() @ self.query).masked_fill(~batch["residue_mask"], float("-inf"))
+        return torch.einsum("nt,ntw->nw", scores.softmax(1), states.float())
+
+
+def test_a_pooling_of_one_class_and_one_entry_trains_and_is_saved_with_the_model(demo_encoders, tmp_path, monkeypatch):
+    monkeypatch.setitem(POOLINGS, "attentive", Attentive)
+    with pytest.raises(ArgumentError, match=r"pooling='attentive' has weights, .*Train the encoder"):
+        make_model([demo_encoders[1]], pooling="attentive")
+    model = make_model([demo_encoders[1]], training="full", pooling="attentive")
+    batch = make_batch(model)
+    model(**batch).loss.backward()
+    query = model.pooling_of("heavy").query
+    assert query.grad.norm() > 0
+    assert shift(model, "poolings.") == 1
+    model.save_pretrained(tmp_path)
+    loaded = AffinityModel.from_pretrained(tmp_path)
+    assert torch.equal(loaded.pooling_of("heavy").query, query)
+    assert torch.equal(predict(loaded, batch), predict(model, batch))
 
 
 @pytest.fixture
