@@ -15,35 +15,52 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1644, 14),
-    "arguments": (609, 7),
-    "baselines": (638, 7),
-    "checkpoints": (1341, 10),
-    "comparing": (731, 7),
-    "data": (2824, 22),
-    "doctor": (744, 7),
-    "embeddings": (416, 4),
-    "evaluation": (1901, 16),
-    "finished": (566, 7),
-    "generation": (2021, 17),
-    "heads": (737, 8),
-    "hub": (211, 4),
-    "labels": (1557, 14),
-    "masked_lm": (523, 7),
-    "memory": (634, 7),
-    "models": (2968, 27),
+    ".": (1647, 14),
+    "arguments": (619, 7),
+    "baselines": (855, 9),
+    "checkpoints": (1348, 11),
+    "comparing": (729, 7),
+    "data": (2805, 24),
+    "doctor": (742, 7),
+    "embeddings": (425, 5),
+    "evaluation": (2224, 21),
+    "finished": (560, 7),
+    "generation": (2034, 18),
+    "heads": (863, 9),
+    "hub": (208, 4),
+    "labels": (1541, 13),
+    "masked_lm": (526, 7),
+    "memory": (629, 7),
+    "models": (3040, 28),
     "processes": (219, 4),
-    "property": (1489, 13),
-    "reporting": (1975, 14),
+    "property": (1492, 13),
+    "reporting": (1964, 14),
     "saving": (746, 6),
-    "speedups": (1804, 18),
-    "tasks": (437, 4),
+    "speedups": (1770, 18),
+    "tasks": (447, 5),
     "text": (305, 4),
-    "training": (2073, 14),
+    "training": (2061, 14),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 281_700, 9.68
+TOKENS, TOKENS_PER_LINE = 279_100, 9.38
+# Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
+LONG = {
+    "trainer.py": "each method of Trainer that we override, once, in the order of a run",
+    "reporting/record.py": "the types of a run's record, nothing else",
+    "checkpoints/store.py": "one class: a checkpoint is complete or absent",
+    "training/evaluation.py": "one class: an evaluation, its subset and what it keeps",
+    "training/embedding_cache.py": "one class: what is embedded, when, and by which process",
+    "reporting/charts.py": "pictures that share their axes and colours",
+    "saving/saver.py": "a save from its start to its end",
+    "generation/sampling.py": "one way to draw, with its arguments",
+}
+# Files of fewer than 60: what starts a program, or is imported before anything heavy.
+SHORT = {
+    *("__main__.py", "hub/__main__.py", "startup.py", "faces.py", "memory/out_of_memory.py"),
+    *("masked_lm/task.py", "property/task.py", "speedups/registry.py"),
+}
+MOST_FILES = 14  # of a folder
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 
 
@@ -127,6 +144,16 @@ def test_lines_grow_no_denser():
 def test_a_line_does_one_thing():
     paths = sorted(Path(hf_ext.__file__).parent.rglob("*.py"))
     assert [f"{path.name} {line}" for path in paths for line in folded_lines(path.read_text())] == []
+
+
+def test_a_file_is_one_idea_and_a_folder_can_be_looked_over():
+    root = Path(hf_ext.__file__).parent
+    paths = [path for path in root.rglob("*.py") if path.name != "__init__.py"]
+    lines = {path.relative_to(root).as_posix(): len(path.read_text().splitlines()) for path in paths}
+    assert {name for name, number in lines.items() if number > 300} == set(LONG)
+    assert {name for name, number in lines.items() if number < 60} == SHORT
+    folders = Counter(path.parent for path in root.rglob("*.py"))
+    assert max(folders.values()) <= MOST_FILES
 
 
 def test_trainer_gets_no_more_seams():
