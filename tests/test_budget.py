@@ -18,7 +18,7 @@ BUDGET = {
     ".": (1647, 14),
     "arguments": (619, 7),
     "baselines": (855, 9),
-    "checkpoints": (1348, 11),
+    "checkpoints": (1352, 11),
     "comparing": (729, 7),
     "data": (2805, 24),
     "doctor": (742, 7),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 279_100, 9.38
+TOKENS, TOKENS_PER_LINE = 279_150, 9.38
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -5,6 +5,7 @@ Of arguments, all are compared that are not in `free_to_differ.py`, one with sev
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -163,8 +164,12 @@ def _compare_values(name: str, one: Any, other: Any) -> Iterator[str]:
     """Yields a line where two values differ; for settings in a mapping, one for each that does."""
     before, now = (dict(_leaves(None if value in NOTHING else value, name)) for value in (one, other))
     for place in {**before, **now}:
-        if before.get(place) != now.get(place):
+        if not _is_same(before.get(place), now.get(place)):
             yield _line(place, before.get(place), now.get(place))
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one == other or json.dumps(one) == json.dumps(other)  # NaN is no other NaN to Python
 
 
 def _compare_steps(old: Facts, new: Facts) -> Iterator[Difference]:

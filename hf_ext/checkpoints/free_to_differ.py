@@ -12,12 +12,13 @@ _BY_REASON = {
         logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
         log_level_replica include_num_input_tokens_seen disable_tqdm report_to debug skip_memory_metrics
     """,
-    "evaluates, and changes no weight": """
+    "evaluates; as in Trainer, an evaluation moves the random numbers after it, which dropout draws": """
         eval_strategy eval_steps eval_delay eval_on_start eval_subset eval_every_epochs per_device_eval_batch_size
         prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
         batch_eval_metrics bf16_full_eval fp16_full_eval predict_with_generate generation_max_length
         generation_num_beams generation_config
     """,
+    "asks by its name for other rows than those that come next": "ignore_data_skip",
     "says when to stop, not how to train": "early_stopping_patience early_stopping_min_delta max_hours",
     "says what is kept or uploaded": """
         save_strategy save_steps save_minutes save_total_limit save_total_size_gb save_only_model save_on_each_node
@@ -25,7 +26,7 @@ _BY_REASON = {
         hub_always_push hub_revision
     """,
     "is about one session": """
-        do_train do_eval do_predict resume resume_from_checkpoint allow_changed ignore_data_skip
+        do_train do_eval do_predict resume resume_from_checkpoint allow_changed
         restore_callback_states_from_checkpoint
     """,
     "the machine, or how it is used": """

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from tiny_masked_lm import make_trainer
@@ -95,6 +96,9 @@ def test_arguments_of_a_users_own_class_are_compared_and_no_secret_is_stored(tmp
         ("lr_scheduler_kwargs", None, {"num_cycles": 2}, [".num_cycles: None in the checkpoint, 2 now"]),
         ("lr_scheduler_kwargs", None, {}, []),
         ("fsdp", "", [], []),
+        ("margin", math.nan, float("nan"), []),
+        ("margins", [1.0, math.nan], [1.0, float("nan")], []),
+        ("margin", math.nan, 1.0, [": nan in the checkpoint, 1.0 now"]),
         ("data_seed", None, 0, [": None in the checkpoint, 0 now"]),
         ("fsdp_config", {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, [".a.c: 2 in the checkpoint, None now"]),
     ],

@@ -16,7 +16,6 @@ import torch
 from hub_server import HubServer, serve_hub
 
 import hf_ext
-from hf_ext.baselines import fitted as baselines
 from hf_ext.checkpoints import MODEL_MANIFEST, find_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
@@ -89,7 +88,7 @@ def test_batches_make_no_difference(
 ) -> None:
     rows = [{**demo_rows[i], "antigen": demo_rows[i]["antigen"][: 20 + i % 40]} for i in range(60)]
     expected = predictor.predict(rows)
-    monkeypatch.setattr(baselines, "TOKENS_PER_BATCH", 1)
+    monkeypatch.setattr("hf_ext.baselines.embedded.TOKENS_PER_BATCH", 1)
     monkeypatch.setattr(predictor_module, "ROWS_PER_BATCH", 7)
     assert_same(predictor, rows, expected)
     assert len(np.unique(expected)) > 50
