@@ -18,8 +18,6 @@ from hf_ext.property import TASK
 pytestmark = pytest.mark.internals
 PKD = BASE["pKd"]
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
 ROWS = [f"{sequence},{label}" for sequence, label in zip(*BASE.values())]
 CHAINS = {"heavy": BASE["sequence"], "light": BASE["sequence"][::-1]}
 
@@ -162,8 +160,6 @@ FILES = [
 ]
 
 
-# --- sequences --------------------------------------------------------------------------------------------------------
-
 DNA = "ATGGCATTCGGATCCAAGTGGCTA" * 3
 LONG = make_sequence(1, 1100)
 
@@ -264,8 +260,6 @@ SEQUENCES = [
         kind="warning",
     ),
 ]
-
-# --- labels -----------------------------------------------------------------------------------------------------------
 
 
 def labels(values, words: str = "", **columns) -> Case:
@@ -404,8 +398,6 @@ LABELS = [
     ),
 ]
 
-# --- splits -----------------------------------------------------------------------------------------------------------
-
 PARTS = ["train"] * 40 + ["valid"] * 10 + ["test"] * 10
 VARIANTS = [make_sequence(0, 100)[:row] + "W" + make_sequence(0, 100)[row + 1 :] for row in range(NUM_ROWS)]
 
@@ -478,8 +470,6 @@ SPLITS = [
         Case(words="--split cluster"),
     ),
 ]
-
-# --- labels of other kinds --------------------------------------------------------------------------------------------
 
 THREE_CLASSES = ["low", "middle", "high"] * 20
 TWO_CLASSES = ["yes", "no"] * 30
@@ -810,8 +800,6 @@ KINDS = [
     ),
 ]
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
 THREE = dict.fromkeys(("heavy", "light", "antigen"), BASE["sequence"])
 
 
@@ -852,9 +840,6 @@ OPTIONS = [
     ),
     Mistake("an encoder's file", option("--encoders {encoder}/config.json"), ("is a file: give its folder",)),
 ]
-
-# --- tests ------------------------------------------------------------------------------------------------------------
-
 
 ALL = [*FASTA, *FILES, *SEQUENCES, *LABELS, *SPLITS, *KINDS, *OPTIONS]
 

@@ -43,9 +43,6 @@ def statuses(*args, **given) -> dict[str, str]:
     return {speedup.NAME: speedup.decide(found).status for speedup in REGISTRY}
 
 
-# --- every speed-up --------------------------------------------------------------------------------------------------
-
-
 def test_nothing_is_decided_for_when_nothing_is_asked_for():
     for card in ("cpu-avx512-bf16", "T4", "A100"):
         assert set(statuses(card, speedups=[]).values()) == {"off"}
@@ -225,9 +222,6 @@ def test_facts_decide_and_say_why(name, where, status, words):
     assert words in decision.reason
 
 
-# --- devices ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("device", "trained", "frozen"),
     [
@@ -261,9 +255,6 @@ def test_what_compiles_and_what_loads_by_device(device, compiles, onednn, loadin
     assert (settings["dataloader_num_workers"], settings["dataloader_pin_memory"]) == loading
 
 
-# --- batch size ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("num_rows", "largest", "batch"),
     [(2691, 1024, 32), (65_536, 1024, 1024), (65_535, 1024, 512), (104_800, 100, 64), (1, 1024, 8)],
@@ -281,9 +272,6 @@ def test_rows_per_device_that_nobody_set_are_the_most_that_divide(effective, wor
     decision = decide("batch_size", world_size=world_size, effective_batch_size=effective)
     found = {"per_device_train_batch_size": 8, **decision.settings}  # 8 is the default, and the most
     assert found == {"per_device_train_batch_size": each, "gradient_accumulation_steps": passes}
-
-
-# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cores", "world_size", "workers"), [(8, 1, 7), (16, 1, 8), (8, 4, 1), (2, 4, 0)])
@@ -308,9 +296,6 @@ def test_fields_that_the_user_set_are_left_alone():
     assert settings.keys().isdisjoint({*given, "non_blocking"})
 
 
-# --- several GPUs in one process --------------------------------------------------------------------------------------
-
-
 def test_forwards_are_not_replaced_where_dataparallel_would_copy_them(monkeypatch):
     monkeypatch.setattr(FastTrainingArguments, "n_gpu", 2)
     model = replace(ESM, classes=("EsmForMaskedLM",))
@@ -332,9 +317,6 @@ def test_half_precision_that_was_refused_is_not_used(card, refused, reason):
     found = context(card)
     found.args.mark_explicit(found.args.explicit_fields | {refused})
     assert find_speedup("precision").decide(found).reason == reason
-
-
-# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 NAMES = [speedup.NAME for speedup in REGISTRY]
@@ -362,9 +344,6 @@ def test_the_order_of_application_is_the_one_whose_reasons_the_registry_states()
     assert order["compile"] == len(NAMES) - 1
 
 
-# --- bf16 on CPUs -----------------------------------------------------------------------------------------------------
-
-
 WITH, WITHOUT = {"avx512_bf16", "amx_bf16"}, {"avx512_bf16"}
 
 
@@ -380,9 +359,6 @@ def test_a_cpu_that_lists_bf16_is_fast_in_it_with_amx_or_of_amd(tmp_path, monkey
     if status == "skipped":
         assert "products in bf16 are slower there" in trainer.plan["precision"].reason
     assert make_trainer(tmp_path / "asked for", speedups=["precision"], bf16=True).args.bf16
-
-
-# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -421,9 +397,6 @@ def test_a_run_trains_on_a_thread_per_core_and_gives_them_back(nobody_said, monk
     assert torch.get_num_threads() == 1
     alone.train()
     assert largest_weight_difference(trainer.model, alone.model) < 1e-6
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
 
 
 RECOMPUTES = {"ACTIVATION_CHECKPOINTING": "true"}
@@ -520,9 +493,6 @@ def test_under_zero(name, given, status, words):
     assert (decision.status, words in decision.reason) == (status, True), decision.reason
 
 
-# --- carried out -----------------------------------------------------------------------------------------------------
-
-
 def test_ddp_that_fails_on_unused_weights_freezes_the_contact_head_and_says_so():
     for given in ({"ddp_find_unused_parameters": False}, {"activation_checkpointing": True}):
         model = trainable_esm()
@@ -543,9 +513,6 @@ def test_fsdp2_wraps_the_classes_of_the_model_or_those_that_the_user_names(fsdp2
     fsdp2(TRANSFORMER_CLS_TO_WRAP="EsmLayer,T5Block")
     refused = apply(decide_for_two())
     assert (refused.status, "T5Block: the model has no such module" in refused.reason) == ("refused", True)
-
-
-# --- Trainer's own fields --------------------------------------------------------------------------------------------
 
 
 def test_applied_settings_land_in_the_fields_that_trainer_reads(demo_rows, make_affinity):
@@ -573,9 +540,6 @@ def test_half_precision_of_a_launchers_file_is_refused_by_the_name_of_the_file(t
     said = r"fp16 comes from the launcher \(mixed_precision of its file.*launch --mixed_precision no, or .*cpu\.yaml"
     with pytest.raises(PlanRefused, match=said):
         make_trainer(tmp_path)
-
-
-# --- encoder precision -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

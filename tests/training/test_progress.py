@@ -210,9 +210,6 @@ def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines) -> None:
     assert said.startswith("Slow: it waits for data 50% of the time")
 
 
-# --- other callbacks
-
-
 @pytest.mark.parametrize("eval_subset", [None, 100])
 def test_the_table_of_notebooks_takes_every_metric_and_shows_the_line_above(tmp_path, monkeypatch, eval_subset) -> None:
     """As transformers shows it in Jupyter and Colab; what it displays needs IPython, which tests do without."""
