@@ -35,7 +35,7 @@ class Distinct(NamedTuple):
     number: np.ndarray
 
     def to_rows(self, values: Any, kind: pa.DataType) -> pa.ChunkedArray:
-        """A column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
+        """Builds a column of `kind` from one value for each of `cells`, in chunks none of which reaches 2 GiB."""
         taken = pa.array(values, pa.large_string() if kind == pa.string() else kind)
         starts = range(0, len(self.number), CHUNK_ROWS)
         chunks = [taken.take(pa.array(self.number[i : i + CHUNK_ROWS])).cast(kind) for i in starts]
@@ -43,7 +43,7 @@ class Distinct(NamedTuple):
 
 
 def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
-    """Each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
+    """Finds each cell of a column once, None too: what is true of a cell need not be found again for each of its rows.
 
     Cells of a type that Arrow does not compare (lists, float16) are all taken for different. Python values of several
     types become text.
@@ -64,7 +64,7 @@ def distinct(values: pa.ChunkedArray | Sequence[Any]) -> Distinct:
 
 
 def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
-    """Values as truth values, whole numbers, numbers or, where they are anything else or mixed, text (see `as_text`).
+    """Converts values to booleans, whole numbers, numbers or, where they are anything else or mixed, text (`as_text`).
 
     Whole numbers that float64 would round beside others (an id of 20 digits) are text, too.
     """
@@ -79,7 +79,7 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text: numbers as Python writes them, lists and structures as JSON, bytes decoded, None as it is."""
+    """Converts a column to text: numbers as Python writes them, lists and structures as JSON, None stays."""
     found = distinct(column)
     return found.to_rows(list(map(_write, found.cells.to_pylist())), pa.string())
 

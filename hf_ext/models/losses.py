@@ -92,7 +92,7 @@ def _ranking(predictions: Tensor, labels: Tensor, bounds: Tensor | None) -> Tens
 
 
 def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each label, of the shape of `labels`; what stands where a label is `UNKNOWN` counts nothing.
+    """Computes cross entropy of each label, of the shape of `labels`; where a label is `UNKNOWN` it counts nothing.
 
     Args:
         logits: (..., classes) for numbers of classes; of the shape of `labels` where these are 0 or 1, float.

@@ -172,7 +172,7 @@ def _describe_unread(data: DataRecord) -> Iterator[str]:
 
 
 def describe_near_copies(leaks: Leaks) -> list[str]:
-    """Sentences for the highest and the other identities, of rows and of each column.
+    """Returns sentences for the highest and the other identities, of rows and of each column.
 
     Only what was found is told; where there is nothing, the list is empty.
     """

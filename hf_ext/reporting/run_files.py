@@ -87,7 +87,7 @@ def read_run(folder: StrPath) -> RunFiles:
 
 
 def read_record(kind: type[Read], path: Path) -> Read:
-    """The record in a file; an empty one where there is no file. Errors: as `read_object`."""
+    """Reads the record in a file; an empty one where there is no file. Errors: as `read_object`."""
     return from_json(kind, read_object(path), path)
 
 

@@ -76,7 +76,7 @@ def record_run(
     arguments: Sequence[str],
     task: Facts,
 ) -> CommonRecord:
-    """What does not depend on the task: model size, training metrics, arguments, machine, time and memory.
+    """Records what does not depend on the task: model size, training metrics, arguments, machine, time and memory.
 
     Args:
         trainer, trained: after training, and what `train` returned.

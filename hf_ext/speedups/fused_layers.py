@@ -69,7 +69,7 @@ class FusedGelu(FusesEsm):
         return applied("ESM's feed-forward layers")
 
     def fuse(self, model: nn.Module) -> int:
-        """As `fuse_gelu`."""
+        """Fuses as `fuse_gelu` does."""
         return fuse_gelu(model)
 
 
@@ -114,7 +114,7 @@ class FusedQkv(FusesEsm):
         return applied("ESM's attention layers")
 
     def fuse(self, model: nn.Module) -> int:
-        """As `fuse_qkv`."""
+        """Fuses as `fuse_qkv` does."""
         return fuse_qkv(model)
 
 
