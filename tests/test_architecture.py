@@ -207,6 +207,13 @@ def test_the_scan_sees_a_test_of_internals_without_the_mark(tmp_path):
     assert internal_names(tmp_path / "test_bare.py") == ["hf_ext.memory.probe.Ledger", "hf_ext.memory.probe.OTHER"]
 
 
+def test_no_module_hides_a_name_that_its_folder_offers():
+    for face in sorted((ROOT / "hf_ext").glob("*/__init__.py")):
+        imports = [node for node in ast.walk(ast.parse(face.read_text())) if isinstance(node, ast.ImportFrom)]
+        offered = {alias.name for node in imports if node.level == 1 for alias in node.names}
+        assert not offered & {path.stem for path in face.parent.iterdir()}, face
+
+
 def test_every_folder_has_a_floor_and_the_root_is_a_page_long(imports):
     folders = {path.parent.name for path in (ROOT / "hf_ext").glob("*/__init__.py")}
     assert set().union(*FLOORS) == folders

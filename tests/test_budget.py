@@ -34,7 +34,7 @@ BUDGET = {
     "models": (3040, 28),
     "processes": (219, 4),
     "property": (1492, 13),
-    "reporting": (1964, 14),
+    "reporting": (1970, 14),
     "saving": (746, 6),
     "speedups": (1770, 18),
     "tasks": (447, 5),

@@ -34,7 +34,7 @@ from ..evaluation import (
     judge_pair,
 )
 from ..labels import LABEL, LabelKind
-from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, find_kind, scored_names
+from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, scored_names
 from ..reporting import Facts, read_run
 from ..text import format_table, units
 
@@ -121,7 +121,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
             "were a stream. Name a file with --dataset_name."
         )
     columns = {**listed.columns, LABEL: listed.labels}
-    kind = find_kind(run.record)
+    kind = run.record.kind
     if kind.is_one_number:
         if "bound" in columns:
             columns["bound"] = [BOUND_SIGNS.index(sign) - 1 for sign in columns["bound"]]

@@ -7,7 +7,6 @@ from ..faces import offer
 if TYPE_CHECKING:
     from .arguments import AffinityArguments, EvaluateArguments, PredictArguments
     from .building import build_collator, model_settings, read_towers, resolve_training
-    from .describing import find_kind
     from .measure import scored_names
     from .prediction_file import (
         BOUND_SIGNS,

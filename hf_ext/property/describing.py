@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..heads import MEMBER_HEADERS, describe_layers, member_rows
-from ..labels import LabelKind, kind_from_state
+from ..labels import LabelKind
 from ..reporting import (
     PLACEHOLDER,
     Audit,
@@ -37,7 +37,7 @@ def describe(run: RunRecord) -> Page:
     """Returns the page of a run, from what its `all_results.json` holds."""
     label = run.label_name
     columns = run.sequence_columns
-    kind = find_kind(run)
+    kind = run.kind
     decided_by = str(run.verdict.comparison.get("metric"))
     first = kind.first_metrics(decided_by, [*run.test.of_model])
     return Page(
@@ -62,11 +62,6 @@ def describe(run: RunRecord) -> Page:
         task_type=kind.hub_task,
         task_name=kind.hub_name,
     )
-
-
-def find_kind(run: RunRecord) -> LabelKind:
-    """Finds what a run's model predicts."""
-    return kind_from_state(run.label_kind)
 
 
 def _ranks(run: RunRecord) -> bool:

@@ -15,7 +15,9 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
+from ..errors import DataError
 from ..files import Facts
+from ..labels import LabelKind, kind_from_state
 from ..text import units
 
 logger = logging.getLogger(__name__)
@@ -341,6 +343,18 @@ class RunRecord(Evaluated, CommonRecord):
     def is_demo(self) -> bool:
         """Tells whether the run trained on generated demo data."""
         return self.data.source is None
+
+    @property
+    def kind(self) -> LabelKind:
+        """What the run's model predicts.
+
+        Raises:
+            DataError: the record names no kind of this hf_ext.
+        """
+        try:
+            return kind_from_state(self.label_kind)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"label_kind {self.label_kind}: no kind of label of this hf_ext. Train again.") from error
 
 
 # --- files beside it --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import Json, StrPath, parse_json, read_cell
-from ..labels import kind_from_state
 from . import page
 from .record import FORMAT, PlanRecord, Read, RunRecord, StateRecord, from_json
 
@@ -76,7 +75,7 @@ def read_run(folder: StrPath) -> RunFiles:
                 "trained the run."
             )
     table = path / "predictions.csv"
-    are_numbers = kind_from_state(record.label_kind).chart == "scatter"
+    are_numbers = record.kind.chart == "scatter"
     return RunFiles(
         folder=path,
         record=record,

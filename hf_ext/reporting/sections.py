@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..labels import kind_from_state
 from ..text import is_finite, units
 from .charts import confusion_chart, is_drawn, scatter_chart
 from .data_section import data_blocks, data_limits
@@ -146,7 +145,7 @@ def _result_blocks(run: RunFiles, page: Page) -> Blocks:
     record = run.record
     if checked := record.requirements:
         blocks.append(Table(REQUIRED_HEADERS, required_rows(checked), "Required of the final scores (--require)."))
-    kind = kind_from_state(record.label_kind)
+    kind = record.kind
     charts = []
     if run.predictions and kind.chart == "scatter":
         charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, record.label_name))

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import TrainerControl, TrainerState
 
 from hf_ext.arguments import FastArgumentParser
+from hf_ext.errors import DataError
 from hf_ext.reporting import (
     CommonRecord,
     PlanRecord,
@@ -173,3 +174,10 @@ def test_a_value_of_another_type_is_left_out_by_file_and_key(caplog):
         "runs/a/all_results.json, data, sizes is left out: an object is needed, str is there.",
     ]
     assert ([one.step for one in run.alarms], run.data.split.seed, run.data.sizes) == ([2], 1, {})
+
+
+@pytest.mark.parametrize("state", [{"task": "none"}, {"columns": ["a"]}])
+def test_a_record_of_a_kind_that_is_not_known_is_refused_in_one_line(state):
+    with pytest.raises(DataError, match="no kind of label"):
+        from_json(RunRecord, {"label_kind": state}, "all_results.json").kind  # noqa: B018
+    assert from_json(RunRecord, {}, "all_results.json").kind.is_one_number
