@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,12 @@ class AffinityPredictor:
         folder = find_model(name_or_path, revision)
         model = load_model(folder)
         model.attach_encoders()
-        return cls(model, SequenceCollator.from_pretrained(folder), device=device)
+        predictor = cls(model, SequenceCollator.from_pretrained(folder), device=device)
+        # The kernels of `hf-ext predict`: under half precision others round so that predictions differ visibly.
+        model.transform_encoders(speedups.fuse_gelu)
+        if predictor.device.type == "cpu":
+            model.transform_encoders(partial(speedups.set_attention, kernel="blocked"))
+        return predictor
 
     @property
     def columns(self) -> list[str]:
@@ -99,8 +105,9 @@ class AffinityPredictor:
             In the order of `rows`: regression (n,), float32, label units, of k values (n, k); classification (n,)
             names; multilabel a list of n tuples of names, those whose probability is above one half;
             residue_classification a list of n strings, or arrays where names are no letters, residue_regression of n
-            arrays, float32, of the residues that the encoder took. Equal to `trainer.predict` up to rounding, which
-            other kernels, half precision of that run, and residue states that it stored in float16 make larger.
+            arrays, float32, of the residues that the encoder took. Equal to `hf-ext predict` up to rounding, which
+            residue states that a run stored in float16 make larger, and other kernels of a run that trained encoders in
+            half precision.
 
         Raises:
             DataError: a column is missing; a sequence is missing, empty, holds what is no residue, or is too long for

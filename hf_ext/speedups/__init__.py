@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
+    from .attention import set_attention
     from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name, recomputes
     from .encoder_precision import asked_bits, halve_encoders
     from .evidence.facts import describe_data, describe_model
     from .evidence.sample import evaluating
+    from .fused_layers import fuse_gelu
     from .lora import lora_settings
     from .optimizers import BITSANDBYTES
     from .precision import best_precision

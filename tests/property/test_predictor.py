@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import torch
 from hub_server import HubServer, serve_hub
 
 import hf_ext
+from hf_ext.arguments import PredictingArguments
 from hf_ext.checkpoints import MODEL_MANIFEST, find_model, write_model_manifest
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hub import push_folder
-from hf_ext.property import AffinityPredictor
+from hf_ext.property import AffinityPredictor, load_model, predicting, training_arguments
 from hf_ext.property import predictor as predictor_module
+from hf_ext.speedups import set_attention
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -81,6 +84,24 @@ def test_the_predictor_equals_trainer_predict(
     assert_same(predictor, rows, expected)
     with pytest.raises(AssertionError):
         assert_same(predictor, rows.select(range(59, -1, -1)), expected)
+
+
+def test_under_half_precision_it_rounds_as_the_command_does(save: Callable, demo_rows: Any, tmp_path: Path) -> None:
+    folder, _, collator = save()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "encoder_autocast": "bfloat16"}))
+    args = training_arguments(PredictingArguments(use_cpu=True, embedding_cache_dir=str(tmp_path)))
+    rows = demo_rows.select(range(60))
+    with predicting(load_model(folder), collator, args) as trainer:
+        expected = trainer.predict(rows).predictions
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+
+    def off() -> float:
+        return float(np.abs(predictor.predict(rows) - expected).max() / expected.std())
+
+    assert off() < 1e-4
+    predictor.model.transform_encoders(partial(set_attention, kernel="sdpa"))  # the broken twin
+    assert off() > 1e-3
 
 
 def test_batches_make_no_difference(
