@@ -53,6 +53,11 @@ def test_importing_hf_ext_takes_less_than_300_ms_and_brings_nothing_heavy():
     assert [run["heavy"] for run in runs] == [[], [], []]
 
 
+def test_arguments_need_no_tables_so_that_help_is_quick():
+    code = "import sys, hf_ext.arguments, hf_ext.data.arguments, hf_ext.models.arguments, hf_ext.property.arguments"
+    assert run_fresh(f"{code}; print('pyarrow' in sys.modules, 'torch' in sys.modules)")[0] == "False False"
+
+
 def test_importing_the_trainer_changes_no_global_of_torch_and_patches_nothing():
     before, after, home = json.loads(run_fresh(TRAINER)[0])
     assert after == before

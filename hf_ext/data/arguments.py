@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from ..arguments import COUNT, SEED, check_choices, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
-from ..labels import STREAMED, TaskChoice
+from ..labels import TaskChoice
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
@@ -148,11 +148,14 @@ class DataArguments(LabelledArguments):
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
                 "--sequence_columns, --mask_column and --censor_column."
             )
-        if self.streaming and self.task not in STREAMED:
-            raise ArgumentError(
-                f"task={self.task}: names of classes are collected over all rows, which a stream does not show; drop "
-                "--streaming."
-            )
+        if self.streaming:
+            from ..labels import STREAMED  # here, since --help needs no tables
+
+            if self.task not in STREAMED:
+                raise ArgumentError(
+                    f"task={self.task}: names of classes are collected over all rows, which a stream does not show; "
+                    "drop --streaming."
+                )
         read = [*self.sequence_columns, self.group_column, self.id_column, self.split_column]
         if taken := next((column for column in (*read, split_group) if column in RESERVED), None):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")

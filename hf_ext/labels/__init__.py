@@ -1,6 +1,6 @@
 """Kinds of labels: what a cell may hold, what the head puts out, what is predicted, and said. One class for each."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..faces import offer
 
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs
     from .residue_numbers import ResidueNumbers
     from .residues import ResidueClasses
-    from .rules import KINDS, ONE_NUMBER, STREAM_TASK, STREAMED, TaskChoice, choose_task, kind_from_state, make_kind
+    from .rules import KINDS, ONE_NUMBER, STREAM_TASK, STREAMED, choose_task, kind_from_state, make_kind
     from .sets import LabelColumns, LabelSets
 else:
-    __getattr__, __dir__, __all__ = offer(__name__)
+    __getattr__, __dir__, __all__ = offer(__name__, "TaskChoice")
+
+# What `--task` may be, as `KINDS` has it: written out, since --help would wait for pyarrow if the classes said it.
+TaskChoice = Literal[
+    "auto", "regression", "classification", "multilabel", "residue_classification", "residue_regression"
+]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -31,11 +31,6 @@ KINDS: tuple[type[LabelKind], ...] = (
     ResidueClasses,
     ResidueNumbers,
 )
-if TYPE_CHECKING:
-    TaskChoice = str
-else:  # what `--task` may be
-    TaskChoice = Literal[("auto", *dict.fromkeys(kind.task for kind in KINDS))]
-
 STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks of which rows may be a stream
 ONE_NUMBER = Number()  # what a model predicts that says nothing else
 
