@@ -225,4 +225,4 @@ def format_scores(scores: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(__doc__)
+    raise SystemExit(__doc__)  # with status 1: it has done nothing
