@@ -41,11 +41,12 @@ logger = logging.getLogger(__name__)
 class Changes(NamedTuple):
     """What differs between a checkpoint's run and this one and makes the continuation another run.
 
-    `contradictions` are lines; `allowed` the names of what differs and was allowed.
+    `contradictions` are lines; `allowed` the names of what differs and was allowed, `allowable` of what could be.
     """
 
     contradictions: list[str]
     allowed: set[str]
+    allowable: set[str]
 
 
 def compare_runs(old: Facts, new: Facts, allowed: Sequence[str] = ()) -> Changes:
@@ -65,18 +66,18 @@ def compare_runs(old: Facts, new: Facts, allowed: Sequence[str] = ()) -> Changes
         raise ArgumentError(f"allow_changed: unknown {sorted(unknown)}. Known: {known}.")
     found = list(_find_differences(old, new))
     passed = {name for _, name in found if name != NEVER and {"all", name} & {*allowed}}
-    return Changes([text for text, name in found if name not in passed], passed)
+    others = [(text, name) for text, name in found if name not in passed]
+    return Changes([text for text, _ in others], passed, {name for _, name in others} - {NEVER})
 
 
-def refuse(checkpoint: StrPath, contradictions: Sequence[str]) -> None:
-    """Raises CheckpointError if there are any."""
-    if contradictions:
-        listed = "\n  ".join(contradictions)
-        raise CheckpointError(
-            f"{checkpoint} was written by a run that differs:\n  {listed}\nUse --resume no or another --output_dir to "
-            'begin anew, the old values to continue as it was, or allow_changed=["NAME", ...] (--allow_changed NAME '
-            "[NAME ...]) to continue with the new ones."
-        )
+def refuse(checkpoint: StrPath, changes: Changes) -> None:
+    """Raises CheckpointError if there are contradictions; names `allow_changed` where it lets one of them pass."""
+    if changes.contradictions:
+        listed = "\n  ".join(changes.contradictions)
+        ways = "--resume no or another --output_dir to begin anew, the old values to continue as it was"
+        if changes.allowable:
+            ways += ', or allow_changed=["NAME", ...] (--allow_changed NAME [NAME ...]) to continue with the new ones'
+        raise CheckpointError(f"{checkpoint} was written by a run that differs:\n  {listed}\nUse {ways}.")
 
 
 def refuse_asked(args: Any) -> None:
@@ -99,7 +100,7 @@ def refuse_asked(args: Any) -> None:
         now = compared_arguments(args)
         asked_for = (args.explicit_fields & now.keys()) - NOT_AS_ASKED
         now |= {name: value for name, value in before.items() if name not in asked_for}
-        refuse(stored.path, compare_runs({"arguments": before}, {"arguments": now}, args.allow_changed).contradictions)
+        refuse(stored.path, compare_runs({"arguments": before}, {"arguments": now}, args.allow_changed))
 
 
 def _find_differences(old: Facts, new: Facts) -> Iterator[Difference]:

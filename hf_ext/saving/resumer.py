@@ -182,7 +182,7 @@ class Resumer:
         store = self._saver.store
         check_unlisted(stored)
         changes = compare_runs(stored.manifest.facts, facts, trainer.args.allow_changed)
-        refuse(stored.path, changes.contradictions)
+        refuse(stored.path, changes)
         if changes.allowed & ORDER:
             logger.warning("Rows come in another order from here on: some may be seen twice in this epoch, others not.")
         progress = read_json(stored.path / PROGRESS)

@@ -9,7 +9,7 @@ from tiny_masked_lm import make_trainer
 from transformers import Seq2SeqTrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from hf_ext.checkpoints import compare_runs
+from hf_ext.checkpoints import compare_runs, refuse
 from hf_ext.checkpoints.free_to_differ import FREE_TO_DIFFER
 from hf_ext.errors import CheckpointError
 from hf_ext.tasks import TASKS, find_task
@@ -108,3 +108,12 @@ def test_settings_are_compared_one_by_one_and_nothing_given_is_no_change(name, o
     assert compare_runs(before, now).contradictions == [f"{name}{line}" for line in lines]
     assert compare_runs(before, now, [name]).contradictions == []
     assert compare_runs({"arguments": {"seed": 1}}, now).contradictions == []  # of a version that did not record it
+
+
+@pytest.mark.parametrize(("seed", "can_be_allowed"), [(1, False), (2, True)])
+def test_a_way_to_allow_a_change_is_named_only_where_there_is_one(seed, can_be_allowed):
+    before = {"arguments": {"optim": "sgd", "seed": 1}}
+    changes = compare_runs(before, {"arguments": {"optim": "adamw_torch", "seed": seed}})
+    with pytest.raises(CheckpointError, match="\n  optim: sgd in the checkpoint, adamw_torch now: ") as refused:
+        refuse("out/checkpoint-4", changes)
+    assert ("--allow_changed" in str(refused.value)) == can_be_allowed
