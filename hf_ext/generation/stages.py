@@ -192,8 +192,8 @@ def check_passed(results: Facts) -> None:
     failed = [f"{gate['name']}: {gate['reason']}" for gate in results["gates"] if gate["passed"] is False]
     raise GatesFailed(
         f"Stage {results['stage']} did not pass its gates ({'; '.join(failed)}). Model and report are whole, in "
-        f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, or "
-        "give a threshold of your own (--gates)."
+        f"{results['settings']['output_dir']}; {GATES_NAME} there has each gate. Train longer or on other data, "
+        "take --architecture transformer if this was the LSTM, or give a threshold of your own (--gates)."
     )
 
 

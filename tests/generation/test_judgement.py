@@ -355,4 +355,5 @@ def test_a_gate_says_its_value_and_what_is_needed_and_what_was_not_measured_fail
     with pytest.raises(GatesFailed, match=r"Stage 2 did not pass its gates \(num_validation_falls: 0.000; ") as ended:
         check_passed(failed)
     assert ended.value.exit_code == 1
+    assert "--architecture transformer" in str(ended.value)
     check_passed({**failed, "gates_passed": True})
