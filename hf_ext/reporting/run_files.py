@@ -72,7 +72,7 @@ def read_run(folder: StrPath) -> RunFiles:
         if held.get("format", known) != known:
             raise DataError(
                 f"{file}: {what}format {held['format']!r}, this hf_ext reads format {known}. Install the hf_ext that "
-                "trained the run."
+                "trained the run, or restore the file if it was changed by hand."
             )
     table = path / "predictions.csv"
     are_numbers = record.kind.chart == "scatter"
