@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_ext.errors import ArgumentError
 
@@ -42,6 +43,7 @@ def test_a_t4_is_described_with_its_plan_and_estimate(doctor):
     assert status == 0
     told = " ".join(page.split())
     assert "machine: T4, 16 GiB, described;" in told
+    assert f"GiB free; torch {torch.__version__} plan" in told  # of a build for CUDA 12.8 it ends in +cu128
     assert "trains in fp16 with loss scaling: no native bf16;" in told
     assert "plan, preset max_speed: precision, " in told
     assert "3% to 20% of T4's 65 TFLOP/s in fp16 (published; the share is assumed)" in told

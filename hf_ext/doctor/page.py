@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import get_args
 
+import torch
+
 from ..checkpoints import GB
 from ..memory import MemoryReport, format_memory
 from ..models import Training, choose_encoder
@@ -141,7 +143,8 @@ def _basis(facts: Facts) -> Iterator[str]:
     described = ", described; cores, memory and disks are this machine's" if machine.is_described else ""
     yield from wrap(
         f"machine: {hardware.name}, {size}{described}; trains in {PRECISIONS[best_precision(hardware)]}; "
-        f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free"
+        f"{machine.cpu_cores} cores, {machine.free_memory_gib:.1f} of {machine.memory_gib:.1f} GiB free; "
+        f"torch {torch.__version__}"
     )
     if main is not None:
         plan = main.plan
