@@ -460,7 +460,9 @@ class FastTrainer(Trainer):
             if self.args.should_save:
                 self._ext_parts.exporter.write(folder, self.model, state_dict, self._ext_parts.saver.is_staged(folder))
             return
-        super()._save(str(folder), state_dict)
+        whole = state_dict or self.model.state_dict()
+        # Of a plain module in another memory format, which safetensors takes for shared memory.
+        super()._save(str(folder), {name: tensor.contiguous() for name, tensor in whole.items()})
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle, with `hub_token` in clear
         self._ext_save_companions(folder)
 

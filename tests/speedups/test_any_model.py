@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from any_models import TRAINED
+from any_models import TRAINED, resnet
 from tiny_encoders import tiny_bert, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows
 from token_rows import pad_rows
@@ -122,3 +122,37 @@ def test_an_encoder_that_we_know_is_fast_in_any_module(tmp_path):
         assert plan["packing"].evidence["max_difference"] < 1e-4
         assert plan["fused_gelu"].status == ("applied" if family == "esm" else "skipped")
         assert largest_weight_difference(found["plain"].model, found["fast"].model) < 1e-4, family
+
+
+class Convolution(nn.Module):
+    """One of torch's own: a mean over places, and classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.filters, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 2)
+
+    def forward(self, pixel_values, labels=None):
+        logits = self.head(self.filters(pixel_values).mean((2, 3)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("make", [resnet, Convolution])
+def test_convolutions_stay_in_channels_last_through_saves_and_a_continued_run(tmp_path, make):
+    torch.manual_seed(1)
+    rows = [{"pixel_values": torch.randn(3, 16, 16), "labels": i % 2} for i in range(16)]
+
+    def train(folder, memory_format, **given):
+        torch.manual_seed(0)
+        model = make().to(memory_format=memory_format)
+        args = make_args(folder, max_steps=4, save_strategy="steps", save_steps=2, speedups=["all"], **ADAMW, **given)
+        FastTrainer(model, args, train_dataset=rows).train()
+        return model
+
+    plain = train(tmp_path / "plain", torch.contiguous_format)
+    train(tmp_path / "last", torch.channels_last)
+    found = train(tmp_path / "last", torch.channels_last, resume_from_checkpoint=str(tmp_path / "last/checkpoint-2"))
+    assert largest_weight_difference(found, plain) < 1e-5
+    for model, is_last in ((found, True), (plain, False)):
+        filters = [one for one in model.parameters() if one.dim() == 4 and one.shape[-1] > 1]
+        assert filters
+        assert {one.is_contiguous(memory_format=torch.channels_last) for one in filters} == {is_last}
