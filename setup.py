@@ -18,7 +18,7 @@ setup(
         "hf_ext.reporting": ["templates/*"],
         "hf_ext.recipes.configs": ["*.yaml"],
         "hf_ext.accelerate_configs": ["*.yaml"],
-        "hf_ext.launch": ["*.sbatch"],
+        "hf_ext.launch": ["*.sbatch", "*.sh", "*.yaml"],
     },
     install_requires=[
         "torch>=2.11,<2.16",
