@@ -48,6 +48,7 @@ setup(
         "flash": ["flash-attn>=2.7"],
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
+        "nvml": ["nvidia-ml-py>=12"],  # how busy a GPU is
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
         "docs": DOCS,
         "dev": [

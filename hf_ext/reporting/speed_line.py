@@ -88,7 +88,7 @@ class SpeedLine(TrainerCallback):
         if not (bars or tables) and is_due:
             why = f"; {shortfall}" if shortfall else ""
             logger.info("Step %s of %s: %s%s", f"{state.global_step:,}", f"{state.max_steps:,}", text, why)
-        elif bars and shortfall and (kind := shortfall.partition("%")[0]) not in self._said:
+        elif bars and shortfall and (kind := shortfall.partition("%")[2]) not in self._said:
             self._said.add(kind)  # once, whatever the share is: a bar has no room for a sentence
             logger.info("Slow: %s", shortfall)
         if is_due:
