@@ -18,7 +18,7 @@ setup(
         "hf_ext.reporting": ["templates/*"],
         "hf_ext.recipes.configs": ["*.yaml"],
         "hf_ext.accelerate_configs": ["*.yaml"],
-        "hf_ext.launch": ["*.sbatch"],
+        "hf_ext.launch": ["*.sbatch", "*.sh", "*.yaml"],
     },
     install_requires=[
         "torch>=2.11,<2.16",
@@ -48,6 +48,7 @@ setup(
         "flash": ["flash-attn>=2.7"],
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
+        "nvml": ["nvidia-ml-py>=12"],  # how busy a GPU is
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
         "docs": DOCS,
         "dev": [

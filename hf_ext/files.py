@@ -266,7 +266,7 @@ _PARENT = _PACKAGE if (_PACKAGE / "accelerate_configs").is_dir() else _PACKAGE.p
 CONFIGS = "recipes/configs"
 LAUNCHERS = "accelerate_configs"
 TEMPLATES = "launch"
-_SUFFIXES = {CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".yaml"}}
+_SUFFIXES = {CONFIGS: {".yaml"}, LAUNCHERS: {".yaml"}, TEMPLATES: {".py", ".sbatch", ".sh", ".yaml"}}
 
 
 def shipped_folder(folder: str) -> Path:

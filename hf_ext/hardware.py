@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError
+from .optional import import_problem
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,41 @@ class Hardware:
     memory_gib: float | None = None
     peak_tflops: dict[str, float] = dataclasses.field(default_factory=dict)
     device_name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a run computes on: `dtype` is a key of `hardware.peak_tflops`, `index` the process's own CUDA device."""
+
+    hardware: Hardware
+    dtype: str
+    num_processes: int
+    index: int | None = None
+
+    def why_no_mfu(self, flops_unknown: str) -> str:
+        """Returns why MFU is not given; empty where it is."""
+        if self.dtype not in self.hardware.peak_tflops:
+            return f"no published {self.dtype} peak for {self.hardware.name}"
+        return flops_unknown
+
+    def mfu(self, flops_per_s: float) -> float:
+        """Computes the share of the peak of all processes together, where that is known."""
+        return flops_per_s / (self.hardware.peak_tflops[self.dtype] * 1e12 * self.num_processes)
+
+    def utilization(self) -> float | None:
+        """Asks the driver in which share of the last second or less a kernel ran. Cost: below a millisecond.
+
+        None where it cannot be asked: no CUDA device, no nvidia-ml-py, a driver or a slice of a card without NVML.
+        """
+        if self.index is None or import_problem("pynvml") is not None:
+            return None
+        import torch
+        from pynvml import NVMLError
+
+        try:
+            return torch.cuda.utilization(self.index) / 100
+        except (NVMLError, RuntimeError):
+            return None
 
 
 def cuda_card(name: str, sm: tuple[int, int], memory_gib: float | None, source: str, **peak: float) -> Hardware:

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from .data import MaskingEpochCallback
 from .plan import Plan
 from .processes import Team
-from .reporting import RunClockCallback, SpeedLine, ThroughputCallback
+from .reporting import RunClockCallback, SpeedLine, StepProfiler, ThroughputCallback
 from .saving import Exporter, Pusher, Resumer, Retention, Saver
 from .training import (
     Backend,
@@ -46,6 +46,7 @@ class Parts:
     checks: Checks
     throughput: ThroughputCallback
     speed_line: SpeedLine
+    profiler: StepProfiler
     run_clock: RunClockCallback
     loaders: Loaders
     masking: MaskingEpochCallback | None
@@ -104,6 +105,7 @@ def make_parts(
         checks=Checks(trainer, backend, losses),
         throughput=throughput,
         speed_line=SpeedLine(throughput, lambda: trainer.callback_handler.callbacks),
+        profiler=StepProfiler(throughput),
         run_clock=run_clock,
         loaders=loaders,
         masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,

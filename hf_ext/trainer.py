@@ -243,6 +243,7 @@ class FastTrainer(Trainer):
         with ExitStack() as around:
             around.enter_context(outliving_readers())
             around.callback(self._ext_parts.saver.leave)
+            around.callback(self._ext_parts.profiler.leave)
             around.enter_context(replaced(self, model_init=None))  # the model is made
             # Which shows the mean of other steps in place of a loss that is not finite, and waits for the device.
             around.enter_context(replaced(self.args, logging_nan_inf_filter=False))

@@ -39,4 +39,5 @@ def command(flags: list[str], num_processes: int) -> list[str]:
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    os.environ.setdefault("NCCL_DEBUG", "WARN")  # of one machine, NCCL's own choices for the rest
     os.execv(sys.executable, command(sys.argv[1:], max(1, torch.cuda.device_count())))

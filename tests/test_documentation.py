@@ -43,7 +43,8 @@ WRITTEN = {"benchmarks/results/gpu_session.json"}  # by whoever has a card
 # Flags of other people's programs and of benchmarks.
 ELSEWHERE = {"config_file", "num_processes", "main_process_port", "quiet"}
 ELSEWHERE |= {"size", "parts", "minutes", "dry-run", "path", "env", "flavor", "timeout", "attempts", "version"}
-PROGRAMS = {"pip", "sphinx-build", "pytest", "sbatch", "sky", "hf", "kubectl", "python"}
+ELSEWHERE |= {"image", "disk", "onstart"}
+PROGRAMS = {"pip", "sphinx-build", "pytest", "sbatch", "sky", "vastai", "hf", "kubectl", "python"}
 
 
 @pytest.fixture(autouse=True)

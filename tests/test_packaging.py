@@ -62,8 +62,8 @@ def test_the_wheel_holds_the_package_and_files_to_launch_with_and_no_recipe(inst
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext").rglob("*.py")}
     launched = {f"hf_ext/launch/{path.name}" for path in (ROOT / "launch").glob("*.*") if path.suffix != ".md"}
     settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SHIPPED for path in (ROOT / name).glob("*.yaml")}
-    assert len(launched) == 2
-    assert len(settings) == 22
+    assert len(launched) == 5
+    assert len(settings) == 23
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
     assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}

@@ -50,6 +50,11 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "sdpa", "eager"] = option(
         "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
     )
+    profile: bool = option(
+        False,
+        "Run steps 10 to 13 of each start under torch.profiler: profile_trace.json.gz in the output folder, and the "
+        "ten most costly operations in the log.",
+    )
 
 
 @dataclass(repr=False)

@@ -101,6 +101,7 @@ def cost_blocks(run: RunFiles) -> Blocks:
             ["padding, which does not count as residues", units.share(train.get("train_padding_share"))],
             ["waiting for data", units.share(train.get("train_data_wait_share"))],
             ["model FLOPs utilization", units.share(train.get("train_mfu"))],
+            ["GPU utilization", units.share(train.get("train_gpu_utilization"))],
         ],
         "Shares are those of the last session, without evaluation, saving, logging and warm-up.",
     )

@@ -1,22 +1,31 @@
-"""What a run says of its speed while it trains: how fast it is, what is off, what the host holds."""
+"""What a run says of its speed while it trains: how fast it is, what is off, and which operations take the time."""
 
 from __future__ import annotations
 
 import logging
 import math
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from torch.profiler import profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..files import describe_failure, replacing
 from ..text import LiveProgress, describe_training, find_shortfall
 from .throughput import ThroughputCallback
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
 QUIET_STEPS = 10  # after the warm-up, before anything is said to be too slow
+PROFILED = range(10, 14)  # steps since the start: kernels are loaded and compiled by then
+TRACE = "profile_trace.json.gz"
+MAX_TRACE_BYTES = 2**26  # packed; viewers take no more either
+NUM_OPERATIONS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +97,85 @@ class SpeedLine(TrainerCallback):
         if not (bars or tables) and is_due:
             why = f"; {shortfall}" if shortfall else ""
             logger.info("Step %s of %s: %s%s", f"{state.global_step:,}", f"{state.max_steps:,}", text, why)
-        elif bars and shortfall and (kind := shortfall.partition("%")[0]) not in self._said:
+        elif bars and shortfall and (kind := shortfall.partition("%")[2]) not in self._said:
             self._said.add(kind)  # once, whatever the share is: a bar has no room for a sentence
             logger.info("Slow: %s", shortfall)
         if is_due:
             self._due = self._clock() + (REFRESH_S if bars or tables else LINE_S)
             self._is_shown = True
+
+
+class StepProfiler(TrainerCallback):
+    """Runs a few steps under `torch.profiler` where `args.profile` says so: a trace, and a table in the log.
+
+    Steps 10 to 13 since the start, on the main process; a run that continues is profiled again, and its trace takes the
+    place of the one before. No rate has these steps, nor the one before them, in which the profiler warms up; what
+    training computes and draws is the same. An evaluation or a save between them is in trace and table.
+    Cost: these steps take longer, and writing takes some seconds.
+
+    Args:
+        throughput: leaves these steps out, on all processes.
+    """
+
+    def __init__(self, throughput: ThroughputCallback):
+        self._throughput = throughput
+        self._profiler: Any = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Says so where there are too few steps to come."""
+        self._begun = state.global_step
+        num_left = state.max_steps - state.global_step
+        self._is_on = args.profile and num_left >= PROFILED[-1]
+        if args.profile and not self._is_on and state.is_world_process_zero:
+            which = f"steps {PROFILED[0]} to {PROFILED[-1]} since the start"
+            logger.warning("--profile: nothing is profiled. It takes %s, and there are %d.", which, num_left)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Begins, goes on or ends."""
+        if not self._is_on:
+            return
+        step = state.global_step - self._begun
+        if step == PROFILED[0] - 2:
+            self._throughput.leave_out(len(PROFILED) + 1, args)
+            if state.is_world_process_zero:
+                self._profiler = profile(schedule=schedule(wait=0, warmup=1, active=len(PROFILED), repeat=1))
+                self._profiler.start()
+        elif self._profiler is not None:
+            self._profiler.step()
+            if step == PROFILED[-1]:
+                self._finish(args)
+
+    def leave(self) -> None:
+        """Ends a profile that the end of training cut short; nothing is written."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+            logger.warning("--profile: training ended within the profiled steps, so nothing is written.")
+
+    def _finish(self, args: Any) -> None:
+        profiler = self._profiler
+        self._profiler = None
+        profiler.stop()
+        kind = "device" if args.device.type == "cuda" else "cpu"
+        table = profiler.key_averages().table(f"self_{kind}_time_total", row_limit=NUM_OPERATIONS)
+        place = self._write(profiler, args)
+        logger.info("Profiled steps %d to %d since the start; %s.\n%s", PROFILED[0], PROFILED[-1], place, table)
+        self._throughput.resume()
+
+    def _write(self, profiler: profile, args: Any) -> str:
+        """Writes the trace, whole or not at all; returns what became of it."""
+        if args.save_total_size_gb is not None:
+            return "no trace: --save_total_size_gb has no room set aside for it"
+        path = Path(args.output_dir) / TRACE
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                packed = Path(folder) / TRACE
+                profiler.export_chrome_trace(str(packed))
+                num_bytes = packed.stat().st_size
+                if num_bytes > MAX_TRACE_BYTES:
+                    return f"no trace: it takes {num_bytes:,} bytes, more than {MAX_TRACE_BYTES:,}"
+                with replacing(path) as draft:
+                    shutil.copyfile(packed, draft)
+        except OSError as error:  # a full disk must not cost the run
+            return f"no trace: {describe_failure(error, path)}"
+        return f"{path} ({num_bytes:,} bytes) opens in ui.perfetto.dev"

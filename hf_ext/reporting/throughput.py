@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..files import write_text
-from ..hardware import Hardware, detect_hardware
+from ..hardware import Device, detect_hardware
 from .batch_counts import COUNTS, BatchCounter
 from .record import Throughput, to_json
 
@@ -35,26 +35,7 @@ logger = logging.getLogger(__name__)
 
 WARMUP_STEPS = 3  # kernels are loaded and graphs compiled in these; a second shape compiles again
 FILE_NAME = "throughput.json"
-COLUMNS = ("steps", "seconds", "data_wait_seconds", *COUNTS)
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a run computes on: `dtype` is a key of `hardware.peak_tflops`."""
-
-    hardware: Hardware
-    dtype: str
-    num_processes: int
-
-    def why_no_mfu(self, flops_unknown: str) -> str:
-        """Returns why MFU is not given; empty where it is."""
-        if self.dtype not in self.hardware.peak_tflops:
-            return f"no published {self.dtype} peak for {self.hardware.name}"
-        return flops_unknown
-
-    def mfu(self, flops_per_s: float) -> float:
-        """Computes the share of the peak of all processes together, where that is known."""
-        return flops_per_s / (self.hardware.peak_tflops[self.dtype] * 1e12 * self.num_processes)
+COLUMNS = ("steps", "seconds", "data_wait_seconds", *COUNTS, "gpu_busy", "gpu_samples")
 
 
 class ThroughputCallback(TrainerCallback):
@@ -64,7 +45,9 @@ class ThroughputCallback(TrainerCallback):
     Numbers are of all processes together; times are their mean, memory is their largest. Logged (since the last log):
     `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
     `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs
-    utilisation; left out where the peak is not known), `peak_memory_gib` (of the device; on a CPU of the process),
+    utilisation; left out where the peak is not known), `gpu_utilization` (share of the time in which a kernel ran, as
+    nvidia-smi has it, asked where Trainer logs and where a line is shown; left out where NVML cannot be asked),
+    `peak_memory_gib` (of the device; on a CPU of the process),
     `hours_left` (with evaluation and saving as they were so far). In the metrics of `train()` the
     same for the whole run, with `train_` in front.
 
@@ -103,9 +86,12 @@ class ThroughputCallback(TrainerCallback):
         if self._counter is not None:
             self._counter.detach()
         tokenizer = self.tokenizer or kwargs.get("processing_class")
-        self.device = Device(detect_hardware(args.device), _compute_dtype(args, model), args.world_size)
+        hardware = detect_hardware(args.device)
+        index = torch.cuda.current_device() if hardware.kind == "cuda" else None
+        self.device = Device(hardware, _compute_dtype(args, model), args.world_size, index)
         self._counter = BatchCounter(model, tokenizer if hasattr(tokenizer, "pad_token_id") else None)
         self._left_to_warm_up = self.warmup_steps
+        self._num_left_out = 0
         self._warmup_seconds = 0.0
         self._peak_bytes = 0
         self._seconds_before = time.time() - psutil.Process().create_time()
@@ -123,6 +109,8 @@ class ThroughputCallback(TrainerCallback):
         """Adds the step's times to those since the last log."""
         if self._left_to_warm_up:
             self._left_to_warm_up -= 1
+            self._num_left_out += 1
+            self._num_measured = 0
             self._counter.take()
             if args.device.type == "cuda":
                 torch.cuda.synchronize(args.device)
@@ -167,6 +155,11 @@ class ThroughputCallback(TrainerCallback):
         self._counter.detach()
         self._counter = None
 
+    def leave_out(self, num_steps: int, args: TrainingArguments) -> None:
+        """Leaves the next steps out of all rates, as those of the warm-up; to be called by all processes."""
+        self._end_steps(args)
+        self._left_to_warm_up += num_steps
+
     def resume(self) -> None:
         """Says that evaluation, saving or logging is over and the loop goes on."""
         self._free = self._clock()
@@ -198,11 +191,15 @@ class ThroughputCallback(TrainerCallback):
         the device, and for no other process: these are taken to do as much.
         """
         self._read()
-        sums = self._window * ([1] * 3 + [args.world_size] * len(COUNTS)) if self._window[0] else self._totals
+        of_all = [1] * 3 + [args.world_size] * (len(COLUMNS) - 3)
+        sums = self._window * of_all if self._window[0] else self._totals
         if sums[1] <= 0:
             return {}
         batches = sums[0] * args.gradient_accumulation_steps / sums[1]
-        return {"batches_per_s": batches, **self._rates(sums), **self._hours_left(state)}
+        live = {"batches_per_s": batches, **self._rates(sums), **self._hours_left(state)}
+        if "gpu_utilization" in live:
+            live["memory_share"] = peak_bytes(args.device) / 2**30 / (self.device.hardware.memory_gib or math.inf)
+        return live
 
     def summarize(self, state: TrainerState) -> Throughput:
         """Returns what `throughput.json` holds."""
@@ -212,7 +209,7 @@ class ThroughputCallback(TrainerCallback):
             compute_dtype=self.device.dtype,
             num_processes=self.device.num_processes,
             measured_steps=int(self._totals[0]),
-            warmup_steps=self.warmup_steps - self._left_to_warm_up,
+            warmup_steps=self._num_left_out,
             warmup_seconds=self._warmup_seconds,
             seconds_before_training=round(self._seconds_before, 3),
             steps_per_epoch=state.global_step / state.epoch if state.epoch else None,
@@ -224,15 +221,22 @@ class ThroughputCallback(TrainerCallback):
         )
 
     def _read(self) -> None:
-        """Moves what was counted from the device into the window."""
+        """Moves what was counted from the device into the window; before it is waited for, looks how busy it is."""
         if not self._left_to_warm_up:
-            self._window[3:] += self._counter.take().cpu().double().numpy()
+            busy = self.device.utilization()
+            self._window[3:-2] += self._counter.take().cpu().double().numpy()
+            if busy is not None:
+                self._window[-2:] += busy, 1
+
+    def _end_steps(self, args: TrainingArguments) -> None:
+        """Reads, and adds the time of steps that were still under way when the loop went on."""
+        self._read()
+        if args.device.type == "cuda" and self._window[0]:
+            self._window[1] += self._clock() - self._free
 
     def _gather(self, args: TrainingArguments) -> np.ndarray:
         """Gathers what all processes did since the last call; the one place where they wait for each other."""
-        self._read()
-        if args.device.type == "cuda" and self._window[0]:  # whose steps may have been under way when the loop went on
-            self._window[1] += self._clock() - self._free
+        self._end_steps(args)
         window = self._window
         self._window = np.zeros(len(COLUMNS))
         self._peak_bytes = max(self._peak_bytes, peak_bytes(args.device))
@@ -259,6 +263,8 @@ class ThroughputCallback(TrainerCallback):
         rates["data_wait_share"] = of["data_wait_seconds"] / seconds
         if of["flops"] and not self.device.why_no_mfu(self._counter.flops_unknown):
             rates["mfu"] = self.device.mfu(of["flops"] / seconds)
+        if of["gpu_samples"]:
+            rates["gpu_utilization"] = of["gpu_busy"] / of["gpu_samples"]
         return rates
 
     def _hours_left(self, state: TrainerState) -> dict[str, float]:

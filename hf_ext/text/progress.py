@@ -26,6 +26,8 @@ BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{post
 NOT_SHOWN = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 MAX_METRICS = 5  # in a line; TensorBoard, the report and trainer_state.json have all
 MUCH_WAITING = 0.2  # of the time of a step
+MUCH_IDLE = 0.2  # of the time of a GPU
+MUCH_ROOM = 0.5  # of the memory of a GPU
 
 LOGGER = logging.getLogger("hf_ext")
 
@@ -125,6 +127,7 @@ def describe_training(numbers: Logs, args: TrainingArguments, state: TrainerStat
     parts += [f"lr {numbers['learning_rate']:.3g}"] if "learning_rate" in numbers else []
     for name, unit in (("residues_per_s", "residues/s"), ("tokens_per_s", "tokens/s"), ("batches_per_s", "batches/s")):
         parts += [f"{rounded(numbers[name])} {unit}"] if name in numbers else []
+    parts += [f"GPU {numbers['gpu_utilization']:.0%} busy"] if "gpu_utilization" in numbers else []
     best = state.best_metric
     if best is not None and math.isfinite(best):
         # Of a checkpoint, where the arguments name no metric any more.
@@ -155,9 +158,18 @@ def _value(value: object) -> str:
 
 
 def find_shortfall(rates: Mapping[str, float]) -> str:
-    """Says whether a run waits for its data, of whose rates these are; "" where it does not."""
+    """Says what keeps a run from being fast, by its rates: its data, small steps, the host; "" where nothing does."""
     waiting = rates.get("data_wait_share", 0.0)
-    return f"it waits for data {waiting:.0%} of the time (--dataloader_num_workers)" if waiting >= MUCH_WAITING else ""
+    idle = 1 - rates.get("gpu_utilization", 1.0)
+    is_idle = idle > MUCH_IDLE
+    if waiting >= MUCH_WAITING or (is_idle and waiting > idle / 2):
+        return f"it waits for data {waiting:.0%} of the time (--dataloader_num_workers)"
+    if not is_idle:
+        return ""
+    cause = "the host cannot keep up: --speedups all compiles, --profile true shows what takes the time"
+    if rates.get("memory_share", 1.0) < MUCH_ROOM:
+        cause = "steps are small, and memory has room: a larger --per_device_train_batch_size"
+    return f"the GPU is busy {1 - idle:.0%} of the time ({cause})"
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ def programs(tmp_path) -> Path:
     lines = [
         "#!/bin/bash",
         f'echo "$@" >>"{tmp_path}/arguments-$SLURM_NODEID"',
+        f'echo "$NCCL_DEBUG $NCCL_MIN_NCHANNELS" >"{tmp_path}/nccl"',
         f'mkdir -p "{tmp_path}/node-$SLURM_NODEID"',
         'words="WORDS_${SLURM_RESTART_COUNT:-0}_$SLURM_NODEID"',
         f'exec {sys.executable} {HELPERS}/small_launcher.py "{tmp_path}/node-$SLURM_NODEID" "${{!words}}"',
@@ -43,6 +44,7 @@ def test_the_time_limit_saves_queues_again_and_the_next_start_ends_the_job(tmp_p
     assert {name: job.options.get(name) for name in asked} == asked
     first, second = (tmp_path / "arguments-0").read_text().splitlines()
     assert first == second  # the same command again
+    assert (tmp_path / "nccl").read_text() == "WARN 4\n"
     assert "--num_machines 1 --num_processes 4 --main_process_ip 127.0.0.1 --main_process_port 2" in first
     assert first.endswith("-m hf_ext train --output_dir outputs/affinity --seed 1")
     assert first.startswith("launch --machine_rank 0 --config_file accelerate_configs/ddp.yaml")

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from documented_commands import read_commands
 from locations import HELPERS, ROOT
 
@@ -18,16 +19,113 @@ from hf_ext import __version__
 from hf_ext.errors import RunEnded
 
 LAUNCH = ROOT / "launch"
-NAMES = {"slurm.sbatch", "hf_jobs.py"}
+NAMES = {"slurm.sbatch", "hf_jobs.py", "vast.sh", "skypilot.yaml"}
+NCCL = {"NSOCKS_PERTHREAD": "4", "SOCKET_NTHREADS": "2", "MIN_NCHANNELS": "4", "P2P_DISABLE": "0", "IB_DISABLE": "0"}
+# A launcher that notes each start; its processes end with the next of some statuses, and it, as the real ones, with 1.
+LAUNCHER = """#!/bin/bash
+echo "$NCCL_DEBUG $NCCL_NSOCKS_PERTHREAD $*" >>"{folder}/starts"
+statuses=({statuses})
+status=${{statuses[$(wc -l <"{folder}/starts") - 1]}}
+[ "$status" -le 1 ] || echo "$status" >>"$HF_EXT_STATUS_FILE"
+exit $((status > 0))
+"""
 PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="ascii")
 
 
 def test_each_template_has_its_command_and_what_was_not_tried_in_its_head():
-    assert {path.name for path in LAUNCH.iterdir() if path.is_file()} == NAMES
+    assert {path.name for path in LAUNCH.iterdir() if path.is_file()} == {*NAMES, "nccl.sh"}
     for name in NAMES:
-        head = " ".join((LAUNCH / name).read_text(encoding="ascii")[:1600].replace("\n#", " ").split())
+        text = (LAUNCH / name).read_text(encoding="ascii")
+        head = " ".join(text[:1600].replace("\n#", " ").split())
         assert f"launch/{name}" in head
-        assert re.search(r"not (run )?on (a cluster|Jobs)", head), name
+        assert re.search(r"not (run )?on (a cluster|Jobs|Vast|a cloud)", head), name
+        assert len(re.findall(r"(?m)^\s*[^#\s]", text)) <= 40, name
+
+
+def write_programs(folder: Path, **texts: str) -> dict[str, str]:
+    """An environment in which these programs come before all others."""
+    (folder / "programs").mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / "programs" / name).write_text(text)
+        (folder / "programs" / name).chmod(0o755)
+    return {**os.environ, "PATH": os.pathsep.join([str(folder / "programs"), os.environ["PATH"]])}
+
+
+ENDS = [("75 75 0", 3, 0), ("75 65 0", 2, 65), ("1 0", 1, 1), ("75 75 75 75", 3, 75)]
+
+
+@pytest.mark.parametrize(("statuses", "num_starts", "end"), ENDS)
+def test_vast_starts_again_after_75_alone_and_stops_the_instance_once(tmp_path, statuses, num_starts, end):
+    given = write_programs(
+        tmp_path,
+        torchrun=LAUNCHER.format(folder=tmp_path, statuses=statuses),
+        git=f"#!/bin/bash\nmkdir hf_ext && cp -r {LAUNCH} hf_ext\n",
+        pip="#!/bin/bash\n",
+        vastai=f'#!/bin/bash\necho "$*" >>{tmp_path}/stops\n',
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    given |= {"HOME": str(home), "REPO": "https://...", "FLAGS": "--max_hours 7.5  --seed 1", "MAX_RESTARTS": "2"}
+    given |= {"CONTAINER_ID": "7", "CONTAINER_API_KEY": "key"}
+    command = ["bash", str(LAUNCH / "vast.sh")]
+    assert subprocess.run(command, env=given, cwd=tmp_path).returncode == end
+    starts = (tmp_path / "starts").read_text().splitlines()
+    words = f"-m hf_ext train --output_dir {home}/outputs/run --save_minutes 15 --max_hours 7.5 --seed 1"
+    assert starts == [f"WARN 4 --standalone --nproc_per_node gpu {words}"] * num_starts
+    assert subprocess.run(command, env=given, cwd=tmp_path).returncode == 0  # started to fetch what came out
+    assert (tmp_path / "starts").read_text().splitlines() == starts
+    assert (tmp_path / "stops").read_text() == "stop instance 7 --api-key key\n"
+    nothing = subprocess.run(command, env={**given, "FLAGS": ""}, cwd=tmp_path, capture_output=True, text=True)
+    assert nothing.returncode > 0
+    assert "FLAGS: set it to flags of hf-ext train" in nothing.stderr
+
+
+@pytest.mark.parametrize(("statuses", "num_starts", "end"), ENDS[:3])
+def test_skypilot_recovers_from_75_alone_with_the_same_command(tmp_path, statuses, num_starts, end):
+    job = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+    recovery = job["resources"]["job_recovery"]
+    assert recovery == {"max_restarts_on_errors": 0, "recover_on_exit_codes": [75]}
+    given = write_programs(tmp_path, accelerate=LAUNCHER.format(folder=tmp_path, statuses=statuses))
+    given |= {**job["envs"], "FLAGS": "--seed 1", "HOME": str(tmp_path)}
+    given |= {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "4"}
+    given |= {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    status = 75
+    while status in recovery["recover_on_exit_codes"]:
+        status = subprocess.run(["bash", "-c", job["run"]], env=given, cwd=ROOT).returncode
+    assert status == end
+    words = "--machine_rank 1 --num_processes 8 --main_process_ip 10.0.0.1 --main_process_port 29500 -m hf_ext train"
+    folders = f"--output_dir /outputs/run --local_checkpoint_dir {tmp_path}/checkpoints --save_minutes 15"
+    launch = "WARN 4 launch --config_file accelerate_configs/ddp.yaml --num_machines 2"
+    assert (tmp_path / "starts").read_text().splitlines() == [f"{launch} {words} {folders} --seed 1"] * num_starts
+
+
+def test_skypilot_reads_its_template():
+    sky = pytest.importorskip("sky", reason="needs pip install skypilot")
+    task = sky.Task.from_yaml(str(LAUNCH / "skypilot.yaml"))
+    (resources,) = task.resources
+    assert resources.accelerators == {"A100": 4}
+    assert resources.job_recovery["recover_on_exit_codes"] == [75]
+
+
+def test_vast_reads_its_command():
+    utils = pytest.importorskip("vastai.utils", reason="needs pip install vastai")
+    script = (LAUNCH / "vast.sh").read_text()
+    words = re.search(r"--env '(.*)'", script)[1]
+    assert utils.parse_env(words) == {"REPO": "https://...", "FLAGS": "--config recipes/configs/gb1.yaml"}
+    assert len(script) <= 4048  # Vast cuts longer ones
+
+
+def test_nccl_is_told_what_the_block_says_unless_it_was_told_before(monkeypatch):
+    print_all = f"source {LAUNCH}/nccl.sh && env"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    for given, debug in (({}, "WARN"), ({"NCCL_DEBUG": "INFO"}, "INFO")):
+        said = subprocess.run(["bash", "-c", print_all], env={**own, **given}, capture_output=True, text=True).stdout
+        assert dict(re.findall(r"(?m)^NCCL_(\w+)=(.*)$", said)) == {**NCCL, "DEBUG": debug}
+    assert [name for name in (*NCCL, "DEBUG") if f"| `NCCL_{name}` |" not in PAGE] == []
+    monkeypatch.setattr(os, "environ", dict(own))
+    monkeypatch.setattr(os, "execv", lambda *command: None)
+    runpy.run_path(str(LAUNCH / "hf_jobs.py"), run_name="__main__")
+    assert os.environ["NCCL_DEBUG"] == "WARN"
 
 
 @pytest.mark.parametrize(("words", "stop", "status"), [("0.3:stopped,nan", False, 65), ("waits_long", True, 75)])
@@ -103,9 +201,9 @@ def test_the_page_has_every_status_of_a_run():
 
 def test_the_commands_of_the_page_are_those_of_the_templates():
     commands = [command for command in read_commands(ROOT / "docs" / "distributed.md") if "launch/" in command]
-    assert len(commands) == 2
+    assert len(commands) == 4
     for command in commands:
         (name,) = re.findall(r"launch/([\w.]+)", command)
-        head = (LAUNCH / name).read_text().replace("\\\n", " ")
+        head = (LAUNCH / name).read_text().replace("\\\n#", " ").replace("\\\n", " ")
         start = " ".join(command.split(" --config")[0].split(" --max_hours")[0].split())
         assert start in " ".join(head.split()), command

@@ -144,6 +144,7 @@ def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) 
         "1 not asked for",
         "All 6 evaluations",
         "whole run, wall clock 15 min",
+        "GPU utilization 70 %",
         "Next: --use_peft fine-tunes.",
         "mAb3",
         "learning_rate 0.001 recipe",

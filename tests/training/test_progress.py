@@ -6,6 +6,8 @@ import io
 import logging
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +19,8 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
+from hf_ext.hardware import Device, describe_hardware
+from hf_ext.optional import import_problem
 from hf_ext.reporting import SpeedLine, ThroughputCallback
 from hf_ext.text import LiveProgress, describe_training, find_shortfall
 from hf_ext.text.progress import describe_metrics
@@ -208,6 +212,82 @@ def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines) -> None:
     loop.steps(20, 6, 6).log()
     (said,) = lines()
     assert said.startswith("Slow: it waits for data 50% of the time")
+    loop.steps(60, 9, 6).log()
+    assert lines() == [said]  # though it is another share now
+
+
+class NVMLError(Exception):
+    """As in nvidia-ml-py."""
+
+
+@pytest.fixture
+def busy(monkeypatch) -> Iterator[list[int]]:
+    """How busy a driver says that two cards are, in percent: torch's own code asks it through a module of its name."""
+    shares = [10, 90]
+    module: Any = ModuleType("pynvml")
+    module.NVMLError = module.NVMLError_DriverNotLoaded = NVMLError
+    module.nvmlInit = lambda: None
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+
+    def ask(index: int) -> SimpleNamespace:
+        if shares[index] < 0:
+            raise NVMLError("not supported")
+        return SimpleNamespace(gpu=shares[index])
+
+    module.nvmlDeviceGetUtilizationRates = ask
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(torch.cuda, "pynvml", module, raising=False)
+    monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    import_problem.cache_clear()
+    yield shares
+    import_problem.cache_clear()
+
+
+CARD = Device(describe_hardware("T4"), "fp32", 1, index=1)
+
+
+def test_how_busy_the_gpu_is_stands_in_line_logs_and_metrics(tmp_path, lines, busy) -> None:
+    loop = Loop(tmp_path).steps(1, 0, 60)
+    loop.throughput.device = CARD
+    loop.steps(1, 0, 4)
+    assert lines() == ["Step 2 of 100: 0.25 batches/s, GPU 90% busy, 7 min left"]
+    busy[1] = 70
+    assert loop.throughput.extend_logs({"loss": 1.0}, loop.args, loop.state)["gpu_utilization"] == 0.8  # of 90 and 70
+    busy[1] = 50
+    metrics = loop.throughput.extend_logs({"train_loss": 1.0}, loop.args, loop.state)
+    assert metrics["train_gpu_utilization"] == 0.7
+
+
+def test_a_gpu_that_cannot_be_asked_is_left_out(tmp_path, busy, monkeypatch) -> None:
+    assert (CARD.utilization(), replace(CARD, index=0).utilization()) == (0.9, 0.1)
+    busy[1] = -1  # a slice of a card
+    assert (CARD.utilization(), replace(CARD, index=None).utilization()) == (None, None)
+    loop = Loop(tmp_path).steps(2, 0, 4)
+    loop.throughput.device = CARD
+    assert "gpu_utilization" not in loop.throughput.extend_logs({"loss": 1.0}, loop.args, loop.state)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    import_problem.cache_clear()
+    assert replace(CARD, index=0).utilization() is None
+
+
+def test_an_idle_gpu_is_said_with_the_cause_that_was_measured(tmp_path, lines, busy) -> None:
+    small = "steps are small, and memory has room: a larger --per_device_train_batch_size"
+    host = "the host cannot keep up: --speedups all compiles, --profile true shows what takes the time"
+    data = "it waits for data 16% of the time (--dataloader_num_workers)"
+    for rates, said in (
+        ({"gpu_utilization": 0.79, "memory_share": 0.4}, f"the GPU is busy 79% of the time ({small})"),
+        ({"gpu_utilization": 0.79, "memory_share": 0.6}, f"the GPU is busy 79% of the time ({host})"),
+        ({"gpu_utilization": 0.7, "memory_share": 0.4, "data_wait_share": 0.16}, data),
+        ({"gpu_utilization": 0.81, "memory_share": 0.4, "data_wait_share": 0.16}, ""),
+    ):
+        assert find_shortfall(rates) == said
+    busy[1] = 60
+    for memory_gib, cause in ((10_000, small), (0.001, host)):  # of which this process has some
+        loop = Loop(tmp_path)
+        loop.throughput.device = replace(CARD, hardware=replace(CARD.hardware, memory_gib=memory_gib))
+        loop.steps(30, 0, 6)
+        assert lines()[-1].endswith(f"left; the GPU is busy 60% of the time ({cause})")
 
 
 @pytest.mark.parametrize("eval_subset", [None, 100])
