@@ -15,8 +15,6 @@ CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 TooLong = Literal["error", "truncate"]
-FILTER = "filter"
-FILTER_TRAIN = "filter_train"
 KEPT = "_kept"  # column of rows with --filter_train: whether they may train; never a result's
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
@@ -65,7 +63,7 @@ class ReadingArguments:
     @property
     def filters(self) -> dict[str, RowFilter]:
         """What `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is not to be read."""
-        given = {name: getattr(self, name, None) for name in (FILTER, FILTER_TRAIN)}
+        given = {name: getattr(self, name, None) for name in ("filter", "filter_train")}
         return {name: RowFilter(text, f"--{name} {text!r}") for name, text in given.items() if text}
 
 

@@ -21,7 +21,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 from ..errors import DataError
 from ..files import write_cell
 from ..labels import Checked, LabelKind, LabelTable, Number, RowError, as_array, as_text, check_cells
-from .arguments import FILTER, FILTER_TRAIN, KEPT, DataArguments
+from .arguments import KEPT, DataArguments
 from .columns import check_columns, read_table
 from .proteins import Changes, clean_chains
 from .reading import SOURCE_ROW
@@ -102,9 +102,8 @@ class RowSchema:
         names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
-        filters = args.filters
-        if FILTER in filters:  # of a stream: other rows are left out before their labels are looked at
-            table = table.filter(filters[FILTER].find(table, rows, path))
+        if one := args.filters.get("filter"):  # of a stream; other rows were filtered before labels were looked at
+            table = table.filter(one.find(table, rows, path))
             rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
@@ -118,8 +117,8 @@ class RowSchema:
             checked = check_cells(as_text(table[name]), check, name, rows)
             columns[name] = checked.to_rows(pa.string())
             errors += checked.errors
-        if FILTER_TRAIN in filters:
-            columns[KEPT] = filters[FILTER_TRAIN].find(table, rows, path)
+        if one := args.filters.get("filter_train"):
+            columns[KEPT] = one.find(table, rows, path)
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)
         result = pa.table(columns)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
-from .arguments import FILTER, FILTER_TRAIN, KEPT, DataArguments
+from .arguments import KEPT, DataArguments
 from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
 from .columns import Report, as_dataset, check_columns, read_table
 from .label_kind import find_kind
@@ -109,10 +108,8 @@ def load_data(
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = split_rows(data, args)
-    if one := args.filters.get(FILTER_TRAIN):
-        answers = splits["train"][KEPT][:]
-        _note_kept(one.told, Counter(("train", answer) for answer in answers), report)
-        splits["train"] = keep_rows(splits["train"], np.equal(answers, True))
+    if one := args.filters.get("filter_train"):
+        splits["train"] = _keep(splits["train"], splits["train"][KEPT][:], f"{one.told}, training rows", report)
         splits = splits.remove_columns(KEPT)
     if needs_labels:
         check_labels(splits["train"], kind, parts[0].path)
@@ -194,37 +191,27 @@ def _filter(schema: RowSchema, parts: list[Part], report: Report) -> list[Part]:
     if isinstance(parts[0].data, IterableDataset):
         return parts
     report["rows_read"] = sum(len(part.data) for part in parts)
-    one = schema.args.filters.get(FILTER)
+    one = schema.args.filters.get("filter")
     if one is None:
         return parts
-    column = schema.args.split_column
-    counts: Counter[Any] = Counter()
     filtered = []
     for part in parts:
         check_columns(part.data.column_names, one.columns, part.path)
         table = read_table(part.data, [*one.columns, SOURCE_ROW])
         answers = one.find(table, table[SOURCE_ROW].to_numpy(), part.path).to_pylist()
-        splits = part.data[column][:] if column in part.data.column_names else [part.split or "the table"] * len(table)
-        counts.update(zip(splits, answers))
-        filtered.append(replace(part, data=keep_rows(part.data, np.equal(answers, True))))
-    _note_kept(one.told, counts, report)
+        filtered.append(replace(part, data=_keep(part.data, answers, f"{one.told}, {part.path}", report)))
     return filtered
 
 
-def _note_kept(told: str, counts: Counter[Any], report: Report) -> None:
-    """Adds what a filter keeps to the notes; raises DataError for nothing.
-
-    Args:
-        counts: rows by split, and whether the filter keeps them; None: that is not known.
-    """
-    said = []
-    for name in dict.fromkeys(name for name, _ in counts):
-        kept, left, unknown = (counts[name, answer] for answer in (True, False, None))
-        said.append(f"{kept:,} of {kept + left + unknown:,} rows of {name} ({unknown:,} are not known: an empty cell)")
-    text = f"{told} keeps {', '.join(said)}"
-    if not any(answer for _, answer in counts):
+def _keep(data: Dataset, answers: Sequence[bool | None], told: str, report: Report) -> Dataset:
+    """Keeps the rows whose answer is true, and notes how many; raises DataError where there is none."""
+    kept = np.array([one is True for one in answers])
+    unknown = f"of {answers.count(None):,} it is not known, since a cell is empty"
+    text = f"{told}: {kept.sum():,} of {len(kept):,} rows are used; {unknown}"
+    if not kept.any():
         raise DataError(f"{text}. Ask for less, or check what these columns hold.")
     report["notes"].append(text)
+    return keep_rows(data, kept)
 
 
 def _describe_unread(schema: RowSchema) -> list[str]:

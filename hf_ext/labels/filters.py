@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ def _is_in(column: pc.Expression, values: list[Any]) -> pc.Expression:
     return column.isin(values) | (column != column)
 
 
+JOINED = {ast.And: operator.and_, ast.Or: operator.or_}
 EQUAL = {ast.Eq: operator.eq, ast.NotEq: operator.ne}
 ORDER = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, **EQUAL}
 MEMBER = {ast.In: _is_in, ast.NotIn: lambda column, values: ~_is_in(column, values)}
@@ -36,14 +37,12 @@ HOW = (
 )
 
 
-def _read_number(cell: object) -> Checked:
-    """Returns the number in a cell as labels are read, of a bound its limit; None where the cell is empty."""
+def _read_cell(cell: object, is_number: bool) -> Checked:
+    """Reads a cell as labels are read, of a bound its limit, or as text; None where it is empty."""
+    if is_missing(cell):
+        return Checked(None)
     checked = check_label(cell)
-    return Checked(None) if is_missing(cell) else checked._replace(value=checked.value[0])
-
-
-def _read_text(cell: object) -> Checked:
-    return Checked(None if is_missing(cell) else write_name(cell))
+    return checked._replace(value=checked.value[0]) if is_number else Checked(write_name(cell))
 
 
 class RowFilter:
@@ -87,7 +86,7 @@ class RowFilter:
 
         cells = {}
         for name, is_number in self._compared:
-            checked = check_cells(table[name], _read_number if is_number else _read_text, name, rows)
+            checked = check_cells(table[name], partial(_read_cell, is_number=is_number), name, rows)
             for error in checked.errors:
                 raise DataError(
                     f"{path}, row {error.row}, column {name!r}, value '{error.value}': {self.told} compares it with a "
@@ -99,10 +98,8 @@ class RowFilter:
 
     def _read(self, node: ast.AST) -> pc.Expression:
         match node:
-            case ast.BoolOp(ast.And(), parts):
-                return reduce(operator.and_, map(self._read, parts))
-            case ast.BoolOp(ast.Or(), parts):
-                return reduce(operator.or_, map(self._read, parts))
+            case ast.BoolOp(sign, parts):
+                return reduce(JOINED[type(sign)], map(self._read, parts))
             case ast.UnaryOp(ast.Not(), part):
                 return ~self._read(part)
             case ast.Compare(

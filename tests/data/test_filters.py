@@ -67,13 +67,12 @@ def test_rows_are_kept_that_meet_the_words_and_none_of_which_that_is_not_known(t
         assert lines({"all": load_sequences(args).table}) == rows, text
 
 
-def test_rows_are_counted_by_split_and_training_rows_can_be_filtered_alone(table):
+def test_rows_are_counted_and_training_rows_can_be_filtered_alone(table):
     data = load(table, filter="species == 'human'", filter_train="label > 2", split_column="split")
     assert data.report["notes"] == [
-        "--filter \"species == 'human'\" keeps 4 of 8 rows of train (2 are not known: an empty cell), 4 of 8 rows of "
-        "Val (2 are not known: an empty cell), 2 of 4 rows of test (1 are not known: an empty cell), 2 of 4 rows of "
-        "unused (1 are not known: an empty cell)",
-        "--filter_train 'label > 2' keeps 3 of 4 rows of train (0 are not known: an empty cell)",
+        f"--filter \"species == 'human'\", {table}: 12 of 24 rows are used; of 6 it is not known, since a cell is "
+        "empty",
+        "--filter_train 'label > 2', training rows: 3 of 4 rows are used; of 0 it is not known, since a cell is empty",
     ]
     assert data.report["sizes"] == {"train": 3, "validation": 4, "test": 2}
     assert (data.report["rows_read"], data.report["rows_rejected"]) == (24, 0)
@@ -114,17 +113,16 @@ def test_predictions_are_of_the_kept_rows_with_all_their_columns(table):
     found = load_sequences(args, keeps_columns=True)
     assert found.as_read["label"][:] == ["22", "23"]
     assert found.table["source_row"][:] == [24, 25]
-    assert "keeps 2 of 24 rows of the table (1 are not known" in found.report["notes"][0]
+    assert "2 of 24 rows are used; of 1 it is not known" in found.report["notes"][0]
 
 
 def test_files_that_are_splits_are_counted_one_by_one_and_other_rows_are_another_data_set(tmp_path):
     for name in ("train", "valid", "test"):
         write_csv(tmp_path / f"{name}.csv", make_rows())
     data = load(str(tmp_path), filter="label > 10")
-    assert (
-        "13 of 24 rows of train (0 are not known: an empty cell), 13 of 24 rows of validation"
-        in data.report["notes"][0]
-    )
+    names = [note.split(": ")[0].rsplit("/", 1)[1] for note in data.report["notes"]]
+    assert names == ["train.csv", "valid.csv", "test.csv"]
+    assert all("13 of 24 rows are used" in note for note in data.report["notes"])
     other = load(str(tmp_path), filter="label > 11")
     assert fingerprint(data.splits["train"]) != fingerprint(other.splits["train"])
 
@@ -142,8 +140,12 @@ def test_files_that_are_splits_are_counted_one_by_one_and_other_rows_are_another
             DataError,
             "row 2, column 'species', value 'human': --filter 'species > 3' compares",
         ),
-        ({"filter": "label > 99"}, DataError, "keeps 0 of 24 rows of the table"),
-        ({"filter_train": "label > 99"}, DataError, "--filter_train 'label > 99' keeps 0 of 20 rows of train"),
+        ({"filter": "label > 99"}, DataError, "label > 99.*: 0 of 24 rows are used"),
+        (
+            {"filter_train": "label > 99"},
+            DataError,
+            "--filter_train 'label > 99', training rows: 0 of 20 rows are used",
+        ),
         ({"filter": "species > 'cow'"}, ArgumentError, "\"species > 'cow'\" is no comparison .* Write COLUMN OP VALUE"),
         ({"filter": "label > species"}, ArgumentError, "'label > species' is no comparison of a column with a value"),
         ({"filter": "label + 1 > 2"}, ArgumentError, "'label \\+ 1 > 2' is no comparison"),
