@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels
     from .cleaning import REJECTED_FILE, REJECTED_HEADER, format_errors
     from .columns import (
+        TEACHER,
         FloatArray,
         as_dataset,
         column_names,

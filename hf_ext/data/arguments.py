@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 
 from ..arguments import COUNT, SEED, check_choices, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
-from ..labels import TaskChoice
+from ..labels import RowFilter, TaskChoice
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 TooLong = Literal["error", "truncate"]
+KEPT = "_kept"  # column of rows with --filter_train: whether they may train; never a result's
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
 
@@ -38,6 +39,12 @@ class ReadingArguments:
     id_column: str | None = option(
         None, "Column kept to name rows in predictions, and by which evaluate finds those of a CSV."
     )
+    filter: str | None = option(
+        None,
+        "Rows to use, in quotes: \"pKd > 7 and species == 'human'\". Comparisons of a column with a number or quoted "
+        "text, in [...], is None, joined by and, or, not and brackets; a name of several words stands in backticks. "
+        "Rows of which it is not known, since a cell is empty, are left out.",
+    )
     bad_rows: Literal["error", "drop"] = option(
         "error", "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."
     )
@@ -49,6 +56,15 @@ class ReadingArguments:
         "Sequences that are too long: truncate (the end is cut off), or error (unusable). Left out, predict and "
         "evaluate do as the model was trained.",
     )
+
+    def __post_init__(self) -> None:
+        self.filters  # noqa: B018  raises where one is none
+
+    @property
+    def filters(self) -> dict[str, RowFilter]:
+        """What `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is not to be read."""
+        given = {name: getattr(self, name, None) for name in ("filter", "filter_train")}
+        return {name: RowFilter(text, f"--{name} {text!r}") for name, text in given.items() if text}
 
 
 @dataclass
@@ -102,7 +118,7 @@ class DataArguments(LabelledArguments):
         "auto", "What labels are; auto reads their column, and the log says what it took them for."
     )
     split_column: str | None = option(
-        None, "Column that says train, valid (validation, val, dev) or test for each row."
+        None, "Column that says for each row train, valid (validation, val, dev) or test; unused leaves it out."
     )
     split: str | None = option(
         None,
@@ -124,13 +140,19 @@ class DataArguments(LabelledArguments):
         "With --split cluster: clusters made by another program, two columns, representative and member, "
         "separated by a tab, as `mmseqs easy-cluster` writes; members are named as in --id_column.",
     )
+    filter_train: str | None = option(
+        None, "As --filter, of training rows alone: validation and test keep all of theirs."
+    )
     max_train_samples: Annotated[int, COUNT] | None = option(
         None, "Train on a random subset of this many rows (the first ones of a stream)."
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choices(self)
         check_ranges(self, ranges_in_types(DataArguments))
+        if self.streaming and self.filter_train:
+            raise ArgumentError("filter_train looks at rows after they are split; use --filter, or drop --streaming.")
         check_sizes(self.split_sizes)
         if self.cluster_identity is not None and not MIN_IDENTITY <= self.cluster_identity <= 1:
             raise ArgumentError(

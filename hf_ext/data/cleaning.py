@@ -21,7 +21,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 from ..errors import DataError
 from ..files import write_cell
 from ..labels import Checked, LabelKind, LabelTable, Number, RowError, as_array, as_text, check_cells
-from .arguments import DataArguments
+from .arguments import KEPT, DataArguments
 from .columns import check_columns, read_table
 from .proteins import Changes, clean_chains
 from .reading import SOURCE_ROW
@@ -83,24 +83,28 @@ class RowSchema:
         """Every column that must be read."""
         args = self.args
         labels = [*args.label_column, args.censor_column, args.mask_column] if self.needs_labels else []
-        names = (*args.sequence_columns, *labels, *self.text_columns)
+        filtered = [name for one in args.filters.values() for name in one.columns]
+        names = (*args.sequence_columns, *labels, *self.text_columns, *filtered)
         return [name for name in dict.fromkeys(names) if name]
 
     def clean(self, data: Dataset | pa.Table, path: str) -> CleanRows:
-        """Cleans and parses; rows with any error are left out of `table` and listed in `errors`.
+        """Filters, cleans and parses; rows with any error are left out of `table` and listed in `errors`.
 
         Args:
             data: n rows with `needed` and `source_row`.
             path: the file, for messages.
 
         Raises:
-            DataError: a column is missing, or what should be numbers are names.
+            DataError: a column is missing, or what should be numbers are names, for labels or a filter.
         """
         check_columns([name for name in data.column_names if name != SOURCE_ROW], self.needed, path)
         args = self.args
         names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
+        if one := args.filters.get("filter"):  # of a stream; other rows were filtered before labels were looked at
+            table = table.filter(one.find(table, rows, path))
+            rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
         if self.needs_labels:
@@ -113,6 +117,8 @@ class RowSchema:
             checked = check_cells(as_text(table[name]), check, name, rows)
             columns[name] = checked.to_rows(pa.string())
             errors += checked.errors
+        if one := args.filters.get("filter_train"):
+            columns[KEPT] = one.find(table, rows, path)
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)
         result = pa.table(columns)
@@ -128,7 +134,7 @@ class RowSchema:
         if name in self.groups and not (text and text.strip()):
             return Checked(text, "the group is missing", "Name the group, or leave the row out.")
         if name == self.args.split_column and canonical_split(text) is None:
-            remedy = "Use train, valid (or validation, val, dev) or test, or leave such rows out of the file."
+            remedy = "Use train, valid (or validation, val, dev), test, or unused, which leaves the row out."
             return Checked(text, NO_SPLIT, remedy)
         return Checked(text)
 

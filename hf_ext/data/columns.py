@@ -21,6 +21,7 @@ from ..labels import UNKNOWN
 FloatArray = NDArray[np.float64]
 Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
+TEACHER = "teacher"  # column, and part of a batch: logits of another model, see `AffinityModel.forward`
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 

@@ -15,9 +15,9 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
-from .arguments import DataArguments
+from .arguments import KEPT, DataArguments
 from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
-from .columns import Report, as_dataset, read_table
+from .columns import Report, as_dataset, check_columns, read_table
 from .label_kind import find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .split_report import describe_repeats, leak_report, repeat_report
@@ -108,6 +108,9 @@ def load_data(
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = split_rows(data, args)
+    if one := args.filters.get("filter_train"):
+        splits["train"] = _keep(splits["train"], splits["train"][KEPT][:], f"{one.told}, training rows", report)
+        splits = splits.remove_columns(KEPT)
     if needs_labels:
         check_labels(splits["train"], kind, parts[0].path)
     num_train = len(splits["train"])
@@ -170,7 +173,7 @@ def _open(
     if table is not None:
         if SOURCE_ROW not in table.column_names:
             table = table.add_column(SOURCE_ROW, pa.array(range(1, len(table) + 1), type=pa.int64()))
-        return [Part(args.dataset_name or "the table in memory", table)], report
+        return _filter(schema, [Part(args.dataset_name or "the table in memory", table)], report), report
     if args.dataset_name is None:
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     parts = read_parts(
@@ -180,7 +183,35 @@ def _open(
         revision=args.dataset_revision,
         streaming=args.streaming,
     )
-    return parts, report
+    return _filter(schema, parts, report), report
+
+
+def _filter(schema: RowSchema, parts: list[Part], report: Report) -> list[Part]:
+    """Leaves out rows that `--filter` does not keep, before labels are looked at; those of a stream, `clean` does."""
+    if isinstance(parts[0].data, IterableDataset):
+        return parts
+    report["rows_read"] = sum(len(part.data) for part in parts)
+    one = schema.args.filters.get("filter")
+    if one is None:
+        return parts
+    filtered = []
+    for part in parts:
+        check_columns(part.data.column_names, one.columns, part.path)
+        table = read_table(part.data, [*one.columns, SOURCE_ROW])
+        answers = one.find(table, table[SOURCE_ROW].to_numpy(), part.path).to_pylist()
+        filtered.append(replace(part, data=_keep(part.data, answers, f"{one.told}, {part.path}", report)))
+    return filtered
+
+
+def _keep(data: Dataset, answers: Sequence[bool | None], told: str, report: Report) -> Dataset:
+    """Keeps the rows whose answer is true, and notes how many; raises DataError where there is none."""
+    kept = np.array([one is True for one in answers])
+    unknown = f"of {answers.count(None):,} it is not known, since a cell is empty"
+    text = f"{told}: {kept.sum():,} of {len(kept):,} rows are used; {unknown}"
+    if not kept.any():
+        raise DataError(f"{text}. Ask for less, or check what these columns hold.")
+    report["notes"].append(text)
+    return keep_rows(data, kept)
 
 
 def _describe_unread(schema: RowSchema) -> list[str]:
@@ -216,7 +247,6 @@ def _clean(schema: RowSchema, parts: Sequence[Part], rejected: Path | None, repo
     for column, kinds in changes.items():
         logger.warning("column %r: %s", column, ", ".join(f"{kind} in {num} rows" for kind, num in kinds.items()))
     report |= {
-        "rows_read": sum(len(part.data) for part in parts),
         "rows_rejected": num_rejected,
         "rejected_by_rule": count_rules(error for _, error in located),
         "changes": {column: dict(kinds) for column, kinds in changes.items()},

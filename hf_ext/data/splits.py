@@ -20,7 +20,9 @@ from .near_copies import find_families
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
-ALIASES = {name: name for name in SPLITS} | {"valid": "validation", "val": "validation", "dev": "validation"}
+UNUSED = "unused"
+PLACES = (*SPLITS, UNUSED)  # what a split column says of a row; unused: it is left out
+ALIASES = {name: name for name in PLACES} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
 
 def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
@@ -34,7 +36,7 @@ def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
 
 
 def canonical_split(value: object) -> str | None:
-    """Returns "train", "validation" or "test" for a name in any case (valid, val and dev too), otherwise None."""
+    """Returns one of `PLACES` for a name in any case (valid, val and dev too), otherwise None."""
     return ALIASES.get(str(value).strip().lower()) if value is not None else None
 
 
@@ -155,7 +157,7 @@ def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: i
     """Assigns rows to the splits that a column names; validation is drawn from train where no row says it."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
-    side_of = [SPLITS.index(str(canonical_split(name))) for name in names]
+    side_of = [PLACES.index(str(canonical_split(name))) for name in names]
     side = np.array(side_of, np.int64)[found.number]
     train = np.flatnonzero(side == 0)
     if not len(train):
@@ -165,6 +167,8 @@ def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: i
         drawn = train[_random_sides(len(train), (1 - fraction, fraction, 0.0), seed) == 1]
         side[drawn] = 1
         notes.append(f"no row says validation: {len(drawn)} of {len(train)} train rows (seed {seed}) became it")
+    if num := np.count_nonzero(side == len(SPLITS)):
+        notes.append(f"{num:,} rows are left out: column {column!r} says {UNUSED}")
     if not (side == 2).any():
         notes.append("no row says test: there is no test split")
     return side

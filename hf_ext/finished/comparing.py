@@ -84,7 +84,7 @@ def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind 
         rejected = Path(scratch) / REJECTED_FILE
         loaded = load_sequences(args, rejected=rejected, needs_labels=True, kind=kind)
     table = loaded.table
-    report: dict[str, Any] = {"notes": [], "warnings": []}
+    report = loaded.report
     if threshold is not None:
         check_threshold(threshold, label_array(table), report)
     group_names = table[args.group_column][:] if args.group_column else None

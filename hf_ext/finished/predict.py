@@ -87,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> Path:
     rows = loaded.table
     if loaded.as_read is not None:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
-    for line in describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)):
+    for line in (
+        *loaded.report["notes"],
+        *describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
+    ):
         log.info(line)
     with predicting(model, collator, args) as trainer:
         outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from datasets import Dataset, DatasetDict
 
 from ..data import (
@@ -20,10 +19,9 @@ from ..data import (
     load_data,
     local_files,
 )
-from ..errors import ArgumentError, DataError
+from ..errors import ArgumentError
 from ..evaluation import ResamplingGroups
 from ..property import check_splits
-from ..text import format_cell
 from .arguments import GeneratorArguments
 from .rows import AntibodyRows
 
@@ -153,8 +151,12 @@ def load_pairs(
         data_args.split = f"group:{args.antigen_column}"
         notes.append(f"split by antigen (--split group:{args.antigen_column}), so that test antigens are new")
     has_affinities = "label_column" in explicit
+    asked = [data_args.filter_train]
+    if has_affinities and args.min_affinity is not None:
+        asked.append(f"`{data_args.label_column[0]}` > {args.min_affinity}")
+    filters = " and ".join(f"({one})" for one in asked if one)
     loaded = load_data(
-        replace(data_args, max_train_samples=None, task="regression"),  # subsets after the filter
+        replace(data_args, max_train_samples=None, task="regression", filter_train=filters),
         output_dir=output_dir,
         seed=seed,
         needs_labels=has_affinities,
@@ -165,14 +167,14 @@ def load_pairs(
     report = loaded.report
     check_splits(splits)
     assert isinstance(splits, DatasetDict)
-    notes += [*report["notes"], *_filter(splits, args, has_affinities)]
+    notes += report["notes"]
     for name, limit in (("train", data_args.max_train_samples), ("validation", args.max_validation_samples)):
         num_rows = len(splits[name])
         if limit is not None and limit < num_rows:
             splits[name] = splits[name].select(draw_rows(num_rows, seed, limit))
             notes.append(f"{name}: a random {limit:,} of {num_rows:,} rows (--max_{name}_samples, seed {seed})")
     if has_affinities:
-        check_labels(splits["train"], loaded.kind, "--min_affinity and --max_train_samples")
+        check_labels(splits["train"], loaded.kind, "--max_train_samples")
     missing = find_missing(splits, data_args.missing_chains)
     data_args.missing_chains = [*missing]
     columns = (args.antigen_column, args.heavy_column, args.light_column or None)
@@ -192,21 +194,3 @@ def load_pairs(
             f"little about new antigens. Split by antigen: --split group:{data.antigen}, or --split cluster."
         )
     return data
-
-
-def _filter(splits: DatasetDict, args: GeneratorArguments, has_affinities: bool) -> list[str]:
-    if args.min_affinity is None or not has_affinities:
-        return []
-    train = splits["train"]
-    labels = np.array(train[LABEL][:], np.float64)
-    kept = np.flatnonzero(labels > args.min_affinity)
-    if len(kept) < 2:
-        raise DataError(
-            f"--min_affinity {args.min_affinity:g} leaves {len(kept)} of {len(train):,} training rows, whose largest "
-            f"label is {format_cell(float(labels.max()))}: give a smaller one, or check --label_column."
-        )
-    splits["train"] = train.select(kept)
-    return [
-        f"trained on the {len(kept):,} of {len(train):,} training rows above {args.min_affinity:g} (--min_affinity); "
-        "validation and test keep all of theirs"
-    ]

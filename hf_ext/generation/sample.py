@@ -98,11 +98,14 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     log = start_run_log(None)
     output, fasta = find_outputs(args.output, data_args.dataset_name)
     antigen_column = _resolve_columns(args, data_args)
-    rows: Any = load_sequences(
+    loaded: Any = load_sequences(
         data_args,
         rejected=find_rejected(output, data_args.bad_rows),
         table=None if args.antigen is None else Dataset.from_dict({antigen_column: [args.antigen]}),
-    ).table
+    )
+    rows = loaded.table
+    for note in loaded.report["notes"]:
+        log.info(note)
     model, tokenizer = load_generator(args.model, revision=args.revision)
     _check_generator(model, tokenizer, rows, antigen_column, args, data_args)
     # Before any time is spent on sampling.

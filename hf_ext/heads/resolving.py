@@ -104,6 +104,8 @@ def _why_single(
     metric = str(training.metric_for_best_model).removeprefix("eval_")
     if kind.why_one_head:
         return kind.why_one_head
+    if args.distill_from:
+        return "they are fitted on labels alone, and here is a teacher, too"
     if args.loss != "mse":
         return f"they are fitted by least squares, not by --loss {args.loss}"
     if metric in metrics_of(kind).of_hits:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .classes import Classes
     from .columns import LabelTable, RowError, as_array, as_text, check_cells, distinct
     from .facts import NUM_SEEN
+    from .filters import RowFilter
     from .kind import LabelKind
     from .number import Number
     from .numbers import Numbers

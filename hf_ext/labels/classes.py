@@ -197,6 +197,7 @@ class Classes(NamedKind):
     """A class of each row."""
 
     task = "classification"
+    takes_teacher = True
     arrow_type = pa.int64()
     dtype = np.int64
     label_shape = ()

@@ -56,6 +56,7 @@ class LabelKind(KindOutputs):
     names: tuple[str, ...] = ("label",)
 
     task: ClassVar[str]  # as `--task` has it
+    takes_teacher = False  # predictions of another model can be learned beside it
     takes_columns = False  # several label columns
     can_stream = False  # no names must be found in all rows before the first is read
     arrow_type: ClassVar[pa.DataType]  # of the column `label` of rows

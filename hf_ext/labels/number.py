@@ -30,6 +30,7 @@ class Number(NumericKind):
 
     task = "regression"
     takes_columns = True
+    takes_teacher = True
     skips_unknown = False
     why_no_intervals = ""
     output_shape = ()

@@ -132,6 +132,7 @@ class Numbers(ColumnKind, NumericKind):
 
     task = "regression"
     takes_columns = True
+    takes_teacher = True
     arrow_type = pa.list_(pa.float64())
     why_one_head = "here each row has several numbers"
 

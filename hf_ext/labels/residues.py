@@ -41,6 +41,7 @@ class ResidueKind(LabelKind):
 
     unknown: ClassVar[float] = UNKNOWN  # in the column `label`
     takes_columns = False
+    takes_teacher = False
     per_residue = True
     baselines = ()
     repeats = False

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .encoders import (
         build_encoder,
         final_norm_of,
+        fingerprint_weights,
         identify_encoder,
         layers_of,
         load_encoder,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.utils import ModelOutput
 
 from ..errors import ArgumentError
@@ -119,6 +120,7 @@ class AffinityModel(TowerModel):
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool = True,
         missing: dict[str, Tensor] | None = None,
+        teacher: Tensor | None = None,
     ) -> AffinityOutput:
         """Predicts from sequences, from cached embeddings, or from some of each.
 
@@ -133,6 +135,9 @@ class AffinityModel(TowerModel):
             missing: input name -> (n,), bool, true for rows that lack the input, whatever stands in its embedding. The
                 head then sees the mean of the training rows that have it, which standardising makes 0. With embeddings
                 of residues (n, longest), true behind a row's last one.
+            teacher: logits of a teacher, of the shape of this model's own. The loss is then `config.distill_weight`
+                times the distance from them, of every row, and 1 less it times the loss of labels, of rows whose label
+                is known: not NaN, nor -100 where that means not known. Every label counts, known or not.
 
         Raises:
             ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
@@ -160,8 +165,8 @@ class AffinityModel(TowerModel):
         loss = None
         if labels is not None:
             known = labels if ends is None else labels[~ends]
-            total = self._label_losses(output, known, bounds).sum()
-            counted = labels.ne(UNKNOWN) if self.skips_unknown else torch.ones_like(labels)
+            total = self._label_losses(output, known, bounds, teacher).sum()
+            counted = labels.ne(UNKNOWN) if self.skips_unknown and teacher is None else torch.ones_like(labels)
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
         logits = self._loss.to_logits(output)
@@ -230,7 +235,25 @@ class AffinityModel(TowerModel):
     def _loss(self) -> NumberLoss:
         return LOSSES[type(self.config.kind)](self.config)
 
-    def _label_losses(self, output: Tensor, labels: Tensor, bounds: Any) -> Tensor:
-        """Computes the loss of each label, of the shape of `labels`; 0 where it is not known."""
-        losses = self._loss.of_labels(output, labels, bounds)
-        return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
+    def _label_losses(self, output: Tensor, labels: Tensor, bounds: Any, teacher: Tensor | None = None) -> Tensor:
+        """Computes the loss of each label, of the shape of `labels`; 0 where it is not known, but for a teacher's."""
+        if teacher is None:
+            losses = self._loss.of_labels(output, labels, bounds)
+            return losses.masked_fill(labels.eq(UNKNOWN), 0) if self.skips_unknown else losses
+        unknown = labels.eq(UNKNOWN) if self.skips_unknown else labels.isnan()
+        # Computed without NaN, whose gradient is NaN even where the loss is filled.
+        losses = self._loss.of_labels(output, labels.nan_to_num(), bounds).masked_fill(unknown, 0)
+        return torch.lerp(losses, self._teacher_losses(output, labels, teacher), self.config.distill_weight)
+
+    def _teacher_losses(self, output: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
+        """Computes how far outputs are from a teacher's, of the shape of `labels`.
+
+        Of numbers squared, standardised. Of classes the divergence of softened probabilities times temperature squared,
+        so that gradients are as large whatever the temperature (G. Hinton et al., arXiv:1503.02531).
+        """
+        taught = self._loss.to_output(teacher)
+        if output.shape == labels.shape:
+            return functional.mse_loss(output, taught, reduction="none")
+        heat = self.config.distill_temperature
+        ours, theirs = (functional.log_softmax(one / heat, -1) for one in (output, taught))
+        return heat**2 * functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)

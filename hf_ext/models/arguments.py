@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..arguments import COUNT, SHARE_BELOW_ONE, WIDTH, check_choices, check_ranges, option, ranges_in_types
+from ..arguments import (
+    ABOVE_ZERO,
+    COUNT,
+    SHARE_BELOW_ONE,
+    WIDTH,
+    check_choices,
+    check_ranges,
+    option,
+    ranges_in_types,
+)
 from ..errors import ArgumentError
 
 AUTO_LAYER = "auto"
@@ -70,6 +79,22 @@ class ModelArguments:
         "mse",
         "huber turns linear one standard deviation from the label; tobit uses --censor_column; ranking learns order "
         "alone.",
+    )
+    distill_from: str | None = option(
+        None,
+        "Folder or Hub id of a trained model of the same labels, numbers or classes: what it predicts for training "
+        "rows is learned, too. Validation and test keep to their labels.",
+    )
+    unlabelled: str | None = option(
+        None,
+        "With --distill_from: rows without labels, as --dataset_name, of which the predictions alone are learned.",
+    )
+    distill_weight: Annotated[float, SHARE_BELOW_ONE] = option(
+        0.5, "With --distill_from: weight of the teacher in the loss; that of the label is 1 less it."
+    )
+    distill_temperature: Annotated[float, ABOVE_ZERO] = option(
+        2.0,
+        "With --distill_from, of classes: what the logits of both are divided by in the teacher's part of the loss.",
     )
     save_full: bool = option(False, "Save frozen encoders' weights too, not only their id.")
     stock_trainer: bool = option(

@@ -74,6 +74,7 @@ class AffinityConfig(PretrainedConfig):
         ensemble: `ranks` and `networks` of a `HeadEnsemble`, which predicts in place of the head; None for none.
         prediction_intervals: see `hf_ext.heads.intervals`; None for none.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
+        distill_weight, distill_temperature: of a teacher's predictions in the loss, of rows that have some.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
         encoder_bits: 8 or 4 where frozen encoders' linear layers are stored so, see `load_encoder`.
@@ -97,6 +98,8 @@ class AffinityConfig(PretrainedConfig):
     loss: str = "mse"
     huber_delta: float = 1.0
     tobit_scale: float = 0.25
+    distill_weight: float = 0.5
+    distill_temperature: float = 2.0
     label_mean: float | list = 0.0
     label_std: float | list = 1.0
     layer_choice: None | dict = None  # noqa: RUF036

@@ -131,7 +131,10 @@ def build_model(
 def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> dict[str, Any]:
     """Returns what `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
-    given = {name: getattr(args, name) for name in ("head_sizes", "head_dropout", "loss", "save_full")}
+    given = {
+        name: getattr(args, name)
+        for name in ("head_sizes", "head_dropout", "loss", "save_full", "distill_weight", "distill_temperature")
+    }
     return {**given, "head_form": form, "label_kind": kind and kind.stored}
 
 

@@ -34,6 +34,7 @@ from .building import (
     resolve_residue_steps,
     resolve_training,
 )
+from .distilling import check_teacher
 from .measure import check_measure, describe_measure, resolve_measure
 from .rows import describe_rows, load_rows
 from .scoring import read_requirements
@@ -71,6 +72,7 @@ def make_dry_run(
             kind = loaded.kind
             num_rows = None if data_args.streaming else len(splits["train"])
             dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows)])
+            loaded.report["warnings"] += check_teacher(given, data_args, kind)
             dry_run.report = loaded.report
             dry_run.describe = partial(describe_rows, loaded)
 

@@ -120,7 +120,7 @@ class AffinityPredictor:
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
         kind = self.model.config.kind
-        return kind.decode(kind.to_predictions(self._logits(rows)))
+        return kind.decode(kind.to_predictions(self.logits(rows)))
 
     def predict_proba(self, rows: Any) -> Any:
         """Predicts probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
@@ -138,10 +138,10 @@ class AffinityPredictor:
         """
         kind = self.model.config.kind
         kind.check_probabilities()
-        return kind.to_predictions(self._logits(rows))
+        return kind.to_predictions(self.logits(rows))
 
     @torch.no_grad()
-    def _logits(self, rows: Any) -> Any:
+    def logits(self, rows: Any) -> Any:
         """Returns what the model puts out, float32: (n, ...), or of residues a list of n arrays."""
         table = _read_rows(rows, self.columns, self.collator.missing_chains)
         for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():

@@ -12,6 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..arguments import LoraArguments
 from ..data import LoadedData, check_inputs, make_demo_encoders
+from ..errors import ArgumentError
 from ..evaluation import MODEL, Requirement, ResamplingGroups, RowMetrics, check_requirements
 from ..hardware import detect_hardware
 from ..heads import (
@@ -40,6 +41,7 @@ from .building import (
     resolve_residue_steps,
     resolve_training,
 )
+from .distilling import compare_with_teacher, teach
 from .measure import check_measure, describe_measure, resolve_measure
 from .predictor import predicting
 from .results import collect_results
@@ -72,6 +74,10 @@ class AffinityData:
 
 def check(run: Run) -> None:
     """Implements `Task.check`."""
+    if not run.model_args.distill_from and (
+        lone := {"unlabelled", "distill_weight", "distill_temperature"} & run.explicit
+    ):
+        raise ArgumentError(f"--{min(lone)} is for a student: give --distill_from, too, or leave it out.")
     resolve_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
@@ -118,6 +124,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     data_args = run.data_args
     args = run.args
     kind = data.loaded.kind
+    train_rows = teach(run, data.loaded)
     if single := resolve_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
@@ -125,7 +132,8 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers)
     model.config.layer_choice = known.get("layer_choice")
     collator = build_collator(model, data_args, model_args.max_length)
-    data.loaded.report["inputs"] = check_inputs(collator, data.splits, data_args.dataset_name)
+    rows = {**data.splits, "train": train_rows}
+    data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))
     if model_args.layer == AUTO_LAYER and not known:
         if reason := why_last(model_args, args, data_args.streaming, kind):
@@ -144,7 +152,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     return {
         "model": model,
         "data_collator": collator,
-        "train_dataset": data.splits["train"],
+        "train_dataset": train_rows,
         "eval_dataset": data.splits["validation"],
         "compute_metrics": evaluated(run, kind),
     }
@@ -195,6 +203,7 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
     records = {
         "layer": trainer.model.config.layer_choice,
         "ensemble": data.ensemble,
+        "distillation": run.model_args.distill_from and compare_with_teacher(run, test, splits["test"]),
         "prediction_intervals": intervals,
         "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
     }

@@ -22,7 +22,7 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data import column_names, read_columns
+from ..data import TEACHER, column_names, read_columns
 from ..embeddings import (
     SHARD_STATES,
     EmbeddedDataset,
@@ -177,14 +177,16 @@ class EmbeddingCache:
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
     def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
-        """Returns labels and bounds as `SequenceCollator` makes them, of sets that have them."""
+        """Returns labels, bounds and what a teacher predicts, as `SequenceCollator` does, of sets that have them."""
         names = column_names(dataset)
         found = {}
         if "label" in names:
             labels = [value for (value,) in read_columns(dataset, ["label"])]
             found["labels"] = self._trainer.model.config.kind.stack(labels).numpy()
         if "bound" in names:
-            found["bounds"] = np.array([value for (value,) in read_columns(dataset, ["bound"])], np.int64)
+            found["bounds"] = np.array([value or 0 for (value,) in read_columns(dataset, ["bound"])], np.int64)
+        if TEACHER in names:
+            found[TEACHER] = np.array([value for (value,) in read_columns(dataset, [TEACHER])], np.float32)
         return found
 
     @property

@@ -197,7 +197,8 @@ class Losses:
     def countable(self, batches: list[Any]) -> list[Any]:
         """Returns what `Trainer._get_num_items_in_batch` counts right: rows that another process trains on as none.
 
-        So it does measurements, each as one, where -100 is one like any other, unless the model `skips_unknown`; and
+        So it does measurements, each as one, where -100 is one like any other, unless the model `skips_unknown`; rows
+        with a teacher's predictions, whose labels need not be known; and
         next tokens, of which a row's first label is none: transformers 5.24 leaves it out for classes named
         `...ForCausalLM` alone.
         """
@@ -211,7 +212,7 @@ class Losses:
             if isinstance(labels, Tensor):
                 if isinstance(batch, RepeatedRows):
                     labels = torch.full_like(labels, UNKNOWN)
-                elif labels.is_floating_point() and counts_all:
+                elif "teacher" in batch or (labels.is_floating_point() and counts_all):
                     labels = torch.zeros_like(labels)
                 batch = {**batch, "labels": labels}
                 if shifts and "shift_labels" not in batch:

@@ -68,7 +68,7 @@ def test_training_rows_alone_are_filtered_and_then_limited_and_that_is_said(tmp_
     data = load(tmp_path, min_affinity=7.0, **labelled)
     assert {*data.affinities("train")} == {8.0, 9.0}
     assert {*data.affinities("test")} == {5.0, 6.0, 7.0, 8.0, 9.0}
-    assert any("trained on the 32 of 80 training rows above 7" in note for note in data.report["notes"])
+    assert any("training rows: 32 of 80 rows are used" in note for note in data.report["notes"])
     labelled["data"]["max_train_samples"] = 20
     few = load(tmp_path, min_affinity=7.0, max_validation_samples=3, **labelled)
     assert few.report["sizes"] == {"train": 20, "validation": 3, "test": 10}
@@ -81,7 +81,7 @@ def test_training_rows_alone_are_filtered_and_then_limited_and_that_is_said(tmp_
 
 def test_a_filter_that_leaves_nothing_or_one_affinity_is_refused(tmp_path):
     given = {"explicit": {"label_column"}, "data": {"label_column": "pKd"}}
-    with pytest.raises(DataError, match="leaves 0 of 80 training rows, whose largest label is 9"):
+    with pytest.raises(DataError, match=r"pKd` > 9.5.*training rows: 0 of 80 rows are used"):
         load(tmp_path, min_affinity=9.5, **given)
     with pytest.raises(DataError, match="all 16 training labels are 9, so there is nothing to learn"):
         load(tmp_path, min_affinity=8.5, **given)

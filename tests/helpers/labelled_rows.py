@@ -45,6 +45,14 @@ def make_rows(name: str, num: int = 16) -> Dataset:
     return Dataset.from_list(rows)
 
 
+def add_teacher(rows: Dataset) -> Dataset:
+    """Rows with what a teacher says of each, of rows without a label too: two numbers, or logits of three classes."""
+    said = [[math.sin(i + j) + 100 * j for j in range(2)] for i in range(len(rows))]
+    if not isinstance(rows[0]["label"], list):
+        said = [[2 * math.sin(i + j) for j in range(3)] for i in range(len(rows))]
+    return rows.add_column("teacher", said)
+
+
 def make_labelled(name: str, encoder: str, training: str = "full", **settings):
     """A model of one tower without dropout, and its collator."""
     torch.manual_seed(0)
@@ -57,7 +65,9 @@ def make_labelled(name: str, encoder: str, training: str = "full", **settings):
     return model, build_collator(model, data)
 
 
-def make_trainer(name: str, folder, encoder: str, training: str = "full", cls=FastTrainer, num: int = 16, **given):
+def make_trainer(
+    name: str, folder, encoder: str, training: str = "full", cls=FastTrainer, num: int = 16, taught=False, **given
+):
     """A trainer of `cls` of such a model and its rows, on a CPU, one step of all rows unless `given` says otherwise."""
     model, collator = make_labelled(name, encoder, training)
     settings = {"max_steps": 1, "per_device_train_batch_size": num, "learning_rate": 1e-3, "max_grad_norm": 0.0}
@@ -67,5 +77,6 @@ def make_trainer(name: str, folder, encoder: str, training: str = "full", cls=Fa
         settings |= {"embedding_cache_dir": str(folder / "cache")}
     args_cls = FastTrainingArguments if issubclass(cls, FastTrainer) else TrainingArguments
     rows = make_rows(name, num)
+    rows = add_teacher(rows) if taught else rows
     args = args_cls(output_dir=str(folder), **settings)
     return cls(model, args, collator, train_dataset=rows, eval_dataset=rows)

@@ -36,8 +36,8 @@ def as_list(rows):
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_are_predicted_alike_alone_in_a_batch_and_by_a_trainer(predictors, demo_encoders, tmp_path, name):
     predictor, rows = predictors[name], make_rows(name)
-    whole = predictor._logits(rows)
-    alone = [row for one in rows for row in predictor._logits([one])]
+    whole = predictor.logits(rows)
+    alone = [row for one in rows for row in predictor.logits([one])]
     for found, expected in zip(as_list(whole), as_list(alone), strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert not np.allclose(whole[0][:1], whole[2][:1], atol=1e-2)

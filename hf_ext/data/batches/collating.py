@@ -16,7 +16,7 @@ from ...files import parse_json, write_text
 from ...labels import ONE_NUMBER, LabelKind, kind_from_state
 from ...pretrained import reading
 from ..arguments import TooLong
-from ..columns import column_names, row_lengths
+from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE
 from .tokenization import ResidueTokenizer
 
@@ -114,7 +114,7 @@ class SequenceCollator:
         return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
 
     def __call__(self, features: Any) -> dict[str, Any]:
-        """`labels` and `bounds` of rows that have them, and `sequences`: the tensors of each input."""
+        """`labels`, `bounds` and `teacher` of rows that have them, and `sequences`: the tensors of each input."""
         if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
             batch = dict(features)
             rows = batch.pop("live", None)
@@ -124,7 +124,9 @@ class SequenceCollator:
             if "label" in rows[0]:
                 batch["labels"] = self.kind.stack([row["label"] for row in rows], self.longest)
             if "bound" in rows[0]:
-                batch["bounds"] = torch.tensor([int(row["bound"]) for row in rows])
+                batch["bounds"] = torch.tensor([int(row["bound"] or 0) for row in rows])
+            if TEACHER in rows[0]:
+                batch[TEACHER] = torch.tensor([row[TEACHER] for row in rows])
         if rows:
             live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}

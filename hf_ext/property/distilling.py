@@ -1,0 +1,138 @@
+"""`--distill_from`: a student learns what a teacher predicts, of the training rows and of rows without labels.
+
+The teacher sees them once, before training; the loss is that of `hf_ext.models.AffinityModel.forward`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+from datasets.fingerprint import Hasher
+
+from ..checkpoints import find_model
+from ..data import (
+    TEACHER,
+    DataArguments,
+    LoadedData,
+    SequenceCollator,
+    kept_random_states,
+    leak_report,
+    load_sequences,
+    read_columns,
+)
+from ..errors import ArgumentError
+from ..files import replacing
+from ..labels import UNKNOWN, LabelKind
+from ..models import ModelArguments, fingerprint_weights
+from ..processes import do_on_main
+from ..reporting import read_object
+from ..tasks import Run
+from ..text import units
+from .predictor import AffinityPredictor
+from .scoring import Compared, SplitScores
+
+SPLIT_BY = ("dataset_name", "split_column", "split", "split_sizes", "split_seed", "filter")
+
+
+def check_teacher(args: ModelArguments, data_args: DataArguments, kind: LabelKind) -> list[str]:
+    """Returns warnings about the teacher, if one is asked for.
+
+    Raises:
+        ArgumentError: there is no model; it predicts something else than `kind`; or labels, rows, a loss or a trainer
+            for which there is no teacher.
+
+    Cost: reads small files of its folder.
+    """
+    if args.distill_from is None:
+        return []
+    told = f"--distill_from {args.distill_from}"
+    folder = find_model(args.distill_from)
+    trained = read_object(folder / "all_results.json").get("settings", {})
+    labels = trained.get("label_column", data_args.label_column)
+    taught = SequenceCollator.from_pretrained(folder).kind
+    is_same = type(taught) is type(kind) and ({*taught.names} == {*kind.names} or kind.matches(taught))
+    if not (kind.takes_teacher and is_same and {*labels} == {*data_args.label_column}):
+        raise ArgumentError(
+            f"{told}: both must predict the same numbers or classes of rows. There it is {taught.describe()}, from "
+            f"{labels}, here {kind.describe()}, from {data_args.label_column}."
+        )
+    if data_args.streaming or args.stock_trainer or "ranking" in (args.loss, trained.get("loss")):
+        raise ArgumentError(f"{told} goes without --streaming, --stock_trainer and --loss ranking, its own too.")
+    if all(trained.get(name) == getattr(data_args, name) for name in SPLIT_BY):
+        return []
+    return [
+        f"{told} was trained on rows that were read or split otherwise: it may have seen test rows, which the student "
+        "then knows through it. Train it with the same rows and split."
+    ]
+
+
+def teach(run: Run, loaded: LoadedData) -> Dataset:
+    """Returns what a run trains on: of a student training rows, then those of `--unlabelled`, with a column `TEACHER`.
+
+    Leaks in the report are those of all of them.
+
+    Raises:
+        ArgumentError, DataError: as `check_teacher`; rows that cannot be used, or that the teacher cannot read.
+
+    Cost: the teacher once over the distinct rows, on the main process.
+    """
+    kind = loaded.kind
+    loaded.report["warnings"] += check_teacher(run.model_args, run.data_args, kind)
+    rows = loaded.splits["train"]
+    if run.model_args.distill_from is None:
+        return rows
+    if name := run.model_args.unlabelled:
+        columns = run.data_args.sequence_columns
+        given = DataArguments(name, sequence_columns=columns, missing_chains=run.data_args.missing_chains)
+        further: Any = load_sequences(given).table
+        unknown = np.full(kind.label_shape, UNKNOWN if kind.dtype is np.int64 else np.nan).tolist()
+        rows = concatenate_datasets([rows, further.add_column("label", [unknown] * len(further))])
+        loaded.report["leaks"] = leak_report({**loaded.splits, "train": rows}, columns)
+        loaded.report["notes"].append(f"{len(further):,} rows of {name} are trained on too, without labels")
+    return rows.add_column(TEACHER, predict_taught(run, kind, rows).tolist())
+
+
+def predict_taught(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:
+    """Returns the teacher's logits for rows, (n,) or (n, k), float32, in the order of `kind.names`; on all processes.
+
+    They are kept in the output folder, by content, so that a run has the same ones wherever it goes on.
+    """
+    return do_on_main(run.args, partial(_predict, run, kind, rows.select_columns(run.data_args.sequence_columns)))
+
+
+def _predict(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:
+    folder = find_model(run.model_args.distill_from)
+    content = [fingerprint_weights(str(folder), None), read_columns(rows, rows.column_names)]
+    path = run.folder / f"teacher-{Hasher.hash(content)}.npy"
+    if path.is_file():
+        return np.load(path)
+    with kept_random_states():
+        predictor = AffinityPredictor.from_pretrained(folder, device=run.args.device)
+        found = predictor.logits(rows)
+    if found.ndim > 1:
+        found = found[:, [*map(predictor.collator.kind.names.index, kind.names)]]
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.save(file, found)
+    return found
+
+
+def compare_with_teacher(run: Run, test: SplitScores, rows: Dataset) -> dict[str, Any]:
+    """Scores a student on test rows with what its teacher predicts in place of labels; adds the teacher to `test`.
+
+    Cost: the teacher once over these rows, and 1,000 bootstrap resamples of both.
+    """
+    kind = test.kind
+    taught = predict_taught(run, kind, rows)
+    how = (kind, run.model_args.binder_threshold, run.args.seed, test.groups)
+    test.scores |= Compared({"teacher": kind.to_predictions(taught)}, test.labels, *how).score()
+    said = taught.argmax(-1) if taught.ndim > test.labels.ndim else taught
+    agreement = Compared({"student": kind.to_predictions(test.outputs)}, said, *how).score()
+    metric = "accuracy" if "accuracy" in agreement["student"] else "pearson"
+    test.notes.append(
+        f"The student agrees with its teacher, {run.model_args.distill_from}: {units.metric_name(metric)} "
+        f"{units.score(agreement['student'][metric])} with the teacher's predictions in place of labels."
+    )
+    return agreement
