@@ -8,8 +8,8 @@ Each part is a command in a process of its own with a time limit; `PARTS` says w
 is out of memory is written down with the end of its log, and the next begins. Started again, parts that finished on the
 same commit are not repeated. The exit code is 1 where a part did not finish.
 
-The test of faesm's flash kernel runs where flash-attn is installed: pip install --no-build-isolation -e ".[flash]"
-takes nvcc, or a wheel for this torch. Elsewhere it reads "not measured".
+faesm's flash kernel and the package flash-attn are tested and measured where flash-attn is installed: pip install
+--no-build-isolation -e ".[flash]" takes nvcc, or a wheel for this torch. Elsewhere they read "not measured".
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ BENCHMARKS = ROOT / "benchmarks"
 PARTS = {
     "tests": 1.0,
     "encoding": 2.0,
-    "full_esm2": 7.0,
+    "attention": 1.5,
+    "full_esm2": 5.5,
     "lora_esm2": 5.0,
     "full_esmc": 5.0,
     "lora_esmc": 4.0,
@@ -122,8 +123,9 @@ def make_command(part: str, size: str, hardware: Hardware, folder: Path) -> list
         marked = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
         words = ["-m", "pytest", "-o", "addopts=", "-m", "gpu", "--disable-warnings", "-rs"]
         return [*words, *(["--collect-only"] if device == "cpu" else []), *marked]
-    if part == "encoding":
-        return [str(BENCHMARKS / "gpu_encoding.py"), "--size", size, *result]
+    if part in ("encoding", "attention"):
+        kernels = ["--kernels"] if part == "attention" else []
+        return [str(BENCHMARKS / "gpu_encoding.py"), "--size", size, *kernels, *result]
     if part == "memory":
         cases = ["full", "LoRA"] if is_toy else ["full", "full, bf16", "full, all together", "LoRA, bf16", "frozen"]
         shape = ["--size", "tiny"] if is_toy else ["--size", "650M"]
@@ -229,7 +231,7 @@ def main(words: list[str] | None = None) -> int:
     left = [part for part in PARTS if part in args.parts and part not in done]
     print(f"{hardware.name}, {session['commit']} -> {args.output}: {', '.join(left) or 'all parts finished before'}")
     if "tests" in left and not session["versions"]["flash-attn"]:
-        print("flash-attn is not installed: faesm's flash kernel is not measured. pip install -e '.[flash]' brings it.")
+        print("flash-attn is not installed: it and faesm are not measured. pip install -e '.[flash]' brings it.")
     ends = time.monotonic() + 60 * args.minutes
     for number, part in enumerate(left):
         share = PARTS[part] / sum(PARTS[each] for each in left[number:])

@@ -15,7 +15,7 @@ SPEED = {
     "lora_esmc": "ESM C 300M, LoRA",
     "encoding": "frozen, encoding only",
 }
-OTHERS = ("tests", "memory", "processes")
+OTHERS = ("tests", "attention", "memory", "processes")
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
@@ -76,9 +76,21 @@ def _summary(name: str, part: dict[str, Any], versions: dict[str, str | None]) -
     if name == "tests":
         without = "" if versions["flash-attn"] else f"; flash-attn was not installed: faesm's kernel {NOT_MEASURED}"
         return (part.get("log_end") or ["-"])[-1] + without
+    if name == "attention":
+        return "; ".join(map(_kernel_row, (part["result"] or {}).items())) or "-"
     rows = (part["result"] or {}).get("rows", [])
     if name == "processes":
         wrong = [row["file"] for row in rows if not row["passed"]]
         return f"{len(rows)} launches, {len(wrong)} wrong {', '.join(wrong)}".strip()
     off = [row["predicted_by_allocations"] - 1 for row in rows if "predicted_by_allocations" in row]
     return f"ledger off by {min(off):+.1%} to {max(off):+.1%} in {len(off)} of {len(rows)} cases" if off else "-"
+
+
+def _kernel_row(found: tuple[str, dict[str, Any]]) -> str:
+    """A kernel beside that of `auto`, encoding ESM-2 650M."""
+    name, measured = found
+    if "problem" in measured:
+        return f"{name}: {measured['problem']}"
+    best, other = measured["kernels"]
+    times = "{1:.2f}x [{0:.2f}, {2:.2f}]".format(*measured["times_as_fast"])
+    return f"{other} is {times} as fast as {best}"

@@ -61,6 +61,11 @@ class Hardware:
     peak_tflops: dict[str, float] = dataclasses.field(default_factory=dict)
     device_name: str = ""
 
+    @property
+    def has_triton(self) -> bool:
+        """Whether Triton generates kernels for it: ROCm, and CUDA from compute capability 7.0."""
+        return self.kind == "rocm" or (self.compute_capability or (0, 0)) >= (7, 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:

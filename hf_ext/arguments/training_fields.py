@@ -47,8 +47,10 @@ class SpeedArguments:
         "given, decides instead.",
     )
     embedding_cache_dir: str = option(CACHE_DIR, "Where embeddings of frozen encoders are kept.")
-    attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "sdpa", "eager"] = option(
-        "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
+    attention: Literal["auto", "faesm", "varlen", "flash_attn", "flex", "blocked", "padded", "sdpa", "eager"] = option(
+        "auto",
+        "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware; flash_attn is the "
+        "package, flex torch's FlexAttention, for any model of transformers that has it.",
     )
     profile: bool = option(
         False,

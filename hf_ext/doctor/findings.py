@@ -43,7 +43,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         "torchao": optimizer in TORCHAO_OPTIMIZERS,
         "bitsandbytes": asked_bits(facts.args) is not None or optimizer in BITSANDBYTES,
         "deepspeed": bool(facts.args.deepspeed),
-        "flash-attn": facts.args.attention == "faesm",
+        "flash-attn": facts.args.attention == "flash_attn",
     }
     for package in facts.packages:
         if (package.is_required or asked.get(package.name)) and (problem := package.problem):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .head import ONE_LAYER, POOLINGS, Pooling
     from .kernels.attention import KERNELS, PREFIX, register_attention
     from .kernels.blocked_attention import flop_counter
-    from .kernels.faesm_bridge import faesm_problem, restore_faesm, swap_faesm
+    from .kernels.faesm_bridge import restore_faesm, swap_faesm
     from .kernels.packing import PACKED_FAMILIES, PaddingWatch, find_encoders, is_packed, pack_encoders, unpack_encoders
     from .kernels.process_settings import FAST_CPU, FAST_GPU, HELD_MATMUL, Held, read_matmul_precision, replaced
     from .kernels.replaced_forwards import (

@@ -14,20 +14,28 @@ from ..models import (
     KERNELS,
     PACKED_FAMILIES,
     PREFIX,
-    faesm_problem,
     find_encoders,
     register_attention,
     restore_faesm,
     swap_faesm,
+    unwrap_peft,
 )
 from ..optional import import_problem
 from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, cannot, off, refused, skipped
 from .encoder_precision import EncoderPrecision
 from .evidence import parity
+from .evidence.sample import first_rows, sample_model, training_dtype
 from .precision import Precision
 
 WITHOUT_BIAS = ("esm", "esmc", "bert")  # whose scores flash attention computes; T5 adds a bias to them
-PACKED = ("blocked", "padded", "varlen")  # kernels that take unpadded sequences
+PACKED = ("blocked", "padded", "varlen", "fa2", "flex")  # kernels that take unpadded sequences
+FLASH = {"varlen": "torch.nn.attention.varlen", "flash_attn": "flash_attn"}  # where the function is
+FAESM = "faesm"  # with its flash kernel
+FAESM_SDPA = "faesm_sdpa"
+NAMED_OTHERWISE = {"flash_attn": "fa2"}
+WHOLE_FLEX = "flex_attention"  # transformers' own, for models without an encoder that is packed
+# What is counted in their place: their memory is alike, and they need no device for it.
+COUNTED_AS = {"blocked": "padded", "fa2": "varlen", "flex": "varlen"}
 
 
 class Attention(Speedup):
@@ -38,7 +46,11 @@ class Attention(Speedup):
     - `varlen`: torch's flash attention on unpadded sequences.
     - `padded`: torch SDPA with padding around attention only; on a T4 that is its memory-efficient kernel.
     - `blocked`: for CPUs, equally long sequences together in blocks that stay in the cache.
-    - `faesm`: the faesm library's flash attention for ESM (`models/kernels/faesm_bridge.py`), from 8.0 with flash-attn.
+    - `flash_attn`: the package flash-attn on unpadded sequences, from 8.0 in half precision.
+    - `flex`: torch's FlexAttention on unpadded sequences (`models/kernels/flex_attention.py`), T5's bias included; of
+      other models of transformers their own, which is not packed. It trains on GPUs with Triton; CPUs run it forward.
+    - `faesm`: the faesm library's attention for ESM (`models/kernels/faesm_bridge.py`): its flash kernel from 8.0 with
+      flash-attn, elsewhere its SDPA kernel, which is as fast as `sdpa`.
     - `sdpa`, `eager`: transformers' own, for padded batches.
     Evidence: parity on the first real rows in the training dtype (`evidence/parity.py`). Above the bound, a choice is
     refused; `auto` goes back to the old attention, without packing (`--attention padded` may still keep that).
@@ -56,7 +68,8 @@ class Attention(Speedup):
             return off()
         if asked == "auto" and not self.wanted(context):
             return off()
-        if not set(PACKED_FAMILIES) & set(context.model.families):
+        is_packed = bool(set(PACKED_FAMILIES) & set(context.model.families))
+        if not is_packed and not (asked == "flex" and context.model.supports_flex):
             return cannot(
                 f"known for encoders of type {', '.join(PACKED_FAMILIES)}; the model has none", asked != "auto"
             )
@@ -64,8 +77,12 @@ class Attention(Speedup):
             return _decide_auto(context)
         problem = _problem(asked, context)
         if problem:
-            return refused(f"--attention {asked}: {problem}")
-        return applied("asked for", {"kernel": asked, "asked": True})
+            return refused(f"--attention {asked}: {problem}: use --attention auto")
+        slow = _flash_problem(context, "faesm.fa_utils") if asked == FAESM else None
+        if slow:
+            return applied(f"faesm's SDPA kernel, as fast as sdpa: {slow}", {"kernel": FAESM_SDPA, "asked": True})
+        kernel = NAMED_OTHERWISE.get(asked, asked) if is_packed else WHOLE_FLEX
+        return applied("asked for", {"kernel": kernel, "asked": True})
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Swaps the attention of every encoder, now and when loaded later, if parity holds.
@@ -78,7 +95,10 @@ class Attention(Speedup):
         if not asked and any(encoder.config._attn_implementation == "eager" for encoder in find_encoders(run.model)):
             return skipped("scores of the model's eager attention may be read, and no other kernel returns them")
         swap, undo = swaps(run.model, kernel)
-        found = parity.prove(run, partial(swap, run.model))
+        samples = None
+        if kernel == WHOLE_FLEX:
+            samples = sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
+        found = parity.prove(run, partial(swap, run.model), samples)
         if found and found.problem:
             undo()
             problem = f"{kernel} against the old attention: {found.problem}"
@@ -98,10 +118,9 @@ class Attention(Speedup):
 
         One that goes block by block, on CPUs, holds what one holds that pads.
         """
-        kernel = settings["kernel"]
-        is_ours = kernel in KERNELS and not costs.pads
-        counted = "padded" if kernel == "blocked" else kernel
-        set_attention(model, counted if is_ours else "sdpa")
+        kernel: str = settings["kernel"]
+        counted = COUNTED_AS.get(kernel, kernel)
+        set_attention(model, counted if kernel in KERNELS and not costs.pads else "sdpa")
 
 
 def _decide_auto(context: Context) -> Decision:
@@ -122,23 +141,21 @@ def _decide_auto(context: Context) -> Decision:
 
 
 def _problem(asked: str, context: Context) -> str | None:
-    """Returns why an explicit choice cannot be met, with what to do instead; None if it can."""
-    if asked == "faesm":
-        if "esm" not in context.model.families:
-            return "the model has no ESM encoder"
-        problem = faesm_problem(context.hardware)
-        return problem and f"{problem}: use --attention auto"
-    if asked == "varlen":
+    """Returns why an explicit choice cannot be met; None if it can."""
+    if asked == FAESM and "esm" not in context.model.families:
+        return "the model has no ESM encoder"
+    if asked in FLASH:
         if not set(context.model.families) & set(WITHOUT_BIAS):
-            return "T5's relative bias has no flash kernel: use --attention auto"
-        problem = _flash_problem(context)
-        return problem and f"{problem}: use --attention auto"
+            return "T5's relative bias has no flash kernel"
+        return _flash_problem(context, FLASH[asked])
+    if asked == "flex" and context.model.trains_encoders and not context.hardware.has_triton:
+        return f"{context.hardware.name} has no Triton, without which FlexAttention has no backward pass"
     if asked == "blocked" and context.hardware.kind != "cpu":
-        return f"made for CPUs, and {context.hardware.name} has faster kernels: use --attention auto"
+        return f"made for CPUs, and {context.hardware.name} has faster kernels"
     return None
 
 
-def _flash_problem(context: Context) -> str | None:
+def _flash_problem(context: Context, module: str = FLASH["varlen"]) -> str | None:
     hardware = context.hardware
     if not hardware.flash_attention_2:
         capability = ".".join(map(str, hardware.compute_capability or ()))
@@ -146,19 +163,19 @@ def _flash_problem(context: Context) -> str | None:
         return f"flash attention needs compute capability 8.0, {hardware.name} {have}"
     if not any(one.decide(context).status == "applied" for one in (Precision(), EncoderPrecision())):
         return "flash attention needs bf16 or fp16, this run is in float32"
-    missing = import_problem("torch.nn.attention.varlen")
-    return missing and f"torch.nn.attention.varlen: {missing}"
+    missing = import_problem(module)
+    return missing and f"{module}: {missing}"
 
 
 def swaps(model: nn.Module, kernel: str) -> tuple[Callable[[nn.Module], Any], Callable[[], Any]]:
     """Returns how to give the encoders of a model, now or when loaded, this attention, and how to undo it."""
-    if kernel == "faesm":
-        return set_faesm, partial(restore_faesm, model)
+    if kernel in (FAESM, FAESM_SDPA):
+        return partial(set_faesm, flash=kernel == FAESM), partial(restore_faesm, model)
     before: list[tuple[Any, str]] = []  # configurations, which keep no encoder alive
 
     def swap(swapped: nn.Module) -> int:
         register_attention()
-        encoders = find_encoders(swapped)
+        encoders = [unwrap_peft(swapped)] if kernel == WHOLE_FLEX else find_encoders(swapped)
         for encoder in encoders:
             before.append((encoder.config, encoder.config._attn_implementation))
             encoder.set_attn_implementation(PREFIX + kernel if kernel in KERNELS else kernel)
@@ -177,10 +194,10 @@ def set_attention(model: nn.Module, kernel: str) -> int:
     return int(swaps(model, kernel)[0](model))
 
 
-def set_faesm(model: nn.Module) -> int:
+def set_faesm(model: nn.Module, flash: bool) -> int:
     """Gives every ESM encoder in `model` faesm's attention; returns how many, 0 where there is none (a T5 tower)."""
     encoders = [encoder for encoder in find_encoders(model) if isinstance(encoder, EsmModel)]
     for encoder in encoders:
         if encoder.config._attn_implementation.startswith(PREFIX):  # left there by another model of this configuration
             encoder.set_attn_implementation("sdpa")
-    return swap_faesm(model) if encoders else 0
+    return swap_faesm(model, flash) if encoders else 0

@@ -15,8 +15,6 @@ from .base import Context, Decision, Run, Speedup, applied, cannot, recomputes, 
 from .evidence.parity import one_line
 from .evidence.sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
-TRITON = (7, 0)  # compute capability that its kernels need
-
 
 class Compile(Speedup):
     """Repeated layers compiled in place, one at a time.
@@ -35,7 +33,8 @@ class Compile(Speedup):
     compile nothing where attention breaks the graph, as `blocked` does.
     CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`,
     Trainer's own, switches `--torch_compile` on.
-    Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention.
+    Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention and
+    FlexAttention, which is compiled by itself.
     Evidence: how many blocks were compiled, by one training pass on the first real rows at the start.
     Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
     """
@@ -89,9 +88,9 @@ def _problem(context: Context) -> str | None:
     fsdp2 = read_fsdp2(args)
     if fsdp2 and fsdp2.activation_checkpointing:
         return "not tried with FSDP's own activation checkpointing: use --activation_checkpointing true in its place"
-    if args.attention == "faesm":
-        return "faesm's attention is not compiled"
-    if hardware.kind == "cuda" and (hardware.compute_capability or (0, 0)) < TRITON:
+    if args.attention in ("faesm", "flex"):
+        return f"{args.attention}'s attention is not compiled"
+    if hardware.kind == "cuda" and not hardware.has_triton:
         return f"{hardware.name} is older than Triton's 7.0"
     if hardware.kind not in ("cuda", "rocm", "cpu"):
         return f"no compiler for {hardware.name}"

@@ -107,6 +107,8 @@ class FusedQkv(FusesEsm):
             return skipped("no ESM encoder")
         if context.hardware.kind != "cpu":
             return skipped(f"made for CPUs, not for {context.hardware.name}")
+        if context.args.attention == "faesm":
+            return skipped("faesm computes them")
         if are_weights_split(context.args):
             return skipped("FSDP and ZeRO bring the weights of a layer when it is called")
         if Compile().decide(context).status == "applied" or context.args.torch_compile:

@@ -37,9 +37,10 @@ def test_a_toy_session_finishes_every_part_and_measures_what_it_says(toy):
     assert {name: part["status"] for name, part in toy["parts"].items()} == dict.fromkeys(PARTS, "finished")
     found = {name: part["result"] for name, part in toy["parts"].items()}
     assert any("test_varlen_on_a_gpu" in line for line in toy["parts"]["tests"]["log_end"])
-    for model in found["encoding"].values():
-        assert model["relative_difference"] < 1e-5
-        assert min(model["times_as_fast"]) > 0
+    assert [*found["attention"]] == ["faesm", "fa2", "flex"]
+    for measured in (*found["encoding"].values(), *found["attention"].values()):
+        assert measured["relative_difference"] < 1e-5
+        assert min(measured["times_as_fast"]) > 0
     for name in ("full_esm2", "lora_esm2", "full_esmc", "lora_esmc"):
         assert {*found[name]["sides"]} == {"trainer", "max_speed"}
         # The same rows and masks from the same weights, in another order.
@@ -64,6 +65,10 @@ def test_a_session_of_a_card_fills_the_tables_with_what_failed_in_it_and_a_toy_d
     assert "timed out" in rows["tests"]
     assert "not measured" in rows["processes"]
     assert "ledger off by" in rows["memory"]
+    assert re.search(r"faesm_sdpa is [\d.]+x \[.*\] as fast as blocked; fa2 is .*; flex is ", rows["attention"])
+    session["parts"]["attention"]["result"] = {"flex": {"problem": "RuntimeError: no"}}
+    (tmp_path / "gpu_session.json").write_text(json.dumps(session))
+    assert "| flex: RuntimeError: no |" in re.sub(" +", " ", parts_table(tmp_path))
 
 
 def test_the_page_says_where_faesms_kernel_was_not_measured_and_why(tmp_path):

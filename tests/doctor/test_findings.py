@@ -121,7 +121,7 @@ def test_an_old_or_missing_package_stops_with_the_pip_command():
 ASKED = {
     "torchao": {"optim": "adamw_torch_8bit"},
     "deepspeed": {"deepspeed": "zero2.json"},
-    "flash-attn": {"attention": "faesm"},
+    "flash-attn": {"attention": "flash_attn"},
 }
 
 

@@ -1,4 +1,4 @@
-"""flash-attn's functions that faesm imports, in plain torch, so that faesm's flash code runs where no GPU is.
+"""flash-attn's functions that faesm and we import, in plain torch, so that such code runs where no GPU is.
 
 They have the signatures of flash-attn 2.8, follow its documented contracts and check the shapes and dtypes that it
 checks; they say nothing about its kernels' speed or rounding. `tests/models/test_flash_attn_source.py` holds them
@@ -71,11 +71,38 @@ def flash_attn_varlen_qkvpacked_func(
     return torch.cat(segments)
 
 
-UNUSED = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func")
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """The same of three tensors, (all tokens, heads, head); in half precision alone, as its kernels are."""
+    assert q.dtype in (torch.bfloat16, torch.float16)
+    assert cu_seqlens_q is cu_seqlens_k
+    assert max_seqlen_q == max_seqlen_k
+    qkv = torch.stack([q, k, v], 1)
+    return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, max_seqlen_q, dropout_p, softmax_scale, causal)
+
+
+UNUSED = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func")
 UNUSED += ("flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache")
-# Module -> what faesm imports from it; None where faesm never calls it for ESM.
+OURS = {"flash_attn_varlen_func": flash_attn_varlen_func}  # and what faesm imports, which never calls it
+# Module -> what is imported from it; None where it is never called for ESM.
 CONTENTS = {
-    "flash_attn": dict.fromkeys(UNUSED) | {"flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func},
+    "flash_attn": dict.fromkeys(UNUSED) | OURS | {"flash_attn_varlen_qkvpacked_func": flash_attn_varlen_qkvpacked_func},
     "flash_attn.bert_padding": {"pad_input": pad_input, "unpad_input": unpad_input},
     "flash_attn.flash_attn_interface": {"_get_block_size_n": None},
     "flash_attn.layers": {},

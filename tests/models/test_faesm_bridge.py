@@ -1,4 +1,4 @@
-"""faesm's flash attention in transformers' ESM models: their numbers and weights, on a reference of flash-attn."""
+"""faesm in transformers' ESM models: its SDPA kernel as it is, its flash kernel on a reference of flash-attn."""
 
 import copy
 
@@ -9,8 +9,7 @@ from tiny_encoders import largest_error, make_batch, tiny_esm
 from transformers.models.esm.modeling_esm import EsmSelfAttention
 
 from hf_ext.errors import ArgumentError, MissingDependencyError
-from hf_ext.hardware import describe_hardware
-from hf_ext.models import faesm_problem, restore_faesm, swap_faesm
+from hf_ext.models import restore_faesm, swap_faesm
 
 HOLES = make_batch(masked=False)
 HOLES["attention_mask"][0, 2] = HOLES["attention_mask"][1, 0] = 0  # inside of a protein, and its first token
@@ -27,6 +26,32 @@ flashed = pytest.mark.usefixtures("flash")
 
 def attention_modules(model):
     return [module for module in model.modules() if isinstance(module, EsmSelfAttention)]
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
+def test_the_librarys_sdpa_kernel_gives_the_very_outputs_and_gradients_of_transformers(batch):
+    stock, faesm = (tiny_esm().train() for _ in range(2))
+    assert swap_faesm(faesm, flash=False) == 1
+    assert largest_error(faesm, stock, batch) == 0.0
+
+
+def test_it_is_the_librarys_own_function_that_computes(monkeypatch):
+    calls = []
+    stock, faesm, broken = (tiny_esm(attn_implementation=name) for name in ("sdpa", "eager", "sdpa"))
+    swap_faesm(faesm, flash=False)
+    (library,) = [base for base in type(attention_modules(faesm)[0]).__mro__ if base.__module__ == "faesm.esm"]
+    computed = library.sdpa_forward
+    monkeypatch.setattr(library, "sdpa_forward", lambda self, **given: calls.append(self) or computed(self, **given))
+    assert faesm.config._attn_implementation == "sdpa"  # whose masks it reads
+    assert largest_error(faesm, stock, BATCHES["left padding"]) == 0.0
+    assert calls == attention_modules(faesm)
+    swap_faesm(broken, flash=False)
+    for module in attention_modules(broken):
+        module.__dict__["rotary_embeddings"] = lambda query, key: (query, key)
+    assert largest_error(broken, stock, BATCHES["padded"]) > 0.01  # a missing rotation would be seen
+    assert restore_faesm(faesm) == 1
+    assert [type(module) for module in attention_modules(faesm)] == [EsmSelfAttention] * 2
+    assert faesm.config._attn_implementation == "eager"
 
 
 @flashed
@@ -115,8 +140,6 @@ def test_what_it_cannot_give_is_refused():
         model(**BATCHES["padded"])
 
 
-def test_without_a_card_or_flash_attn_the_reason_is_named():
-    assert "T4 cannot run FlashAttention-2" in faesm_problem(describe_hardware("T4"))
-    assert "No module named 'flash_attn'" in faesm_problem(describe_hardware("H200"))
+def test_without_flash_attn_the_flash_kernel_is_refused():
     with pytest.raises(MissingDependencyError, match=r"faesm's flash kernel.*hf_ext\[flash\]"):
         swap_faesm(tiny_esm())

@@ -1,4 +1,4 @@
-"""The stand-in of flash-attn, on which faesm runs in tests, against flash-attn's own source: to read it takes no GPU.
+"""The stand-in of flash-attn, on which tests run faesm and our kernel, against flash-attn's own source: no GPU needed.
 
 It is found where flash-attn is installed, or in FLASH_ATTN_SOURCE, the unpacked archive (`.ci/nightly` fetches it).
 """
@@ -52,7 +52,8 @@ def test_it_has_what_faesm_imports_with_flash_attns_own_parameters_and_defaults(
             theirs = read_module(path / "flash_attn_interface.py")
         compared += [name for name, function in names.items() if function is not None]
         assert [ours[name] for name in names if names[name]] == [theirs[name] for name in names if names[name]]
-    assert compared == ["flash_attn_varlen_qkvpacked_func", "pad_input", "unpad_input", "apply_rotary"]
+    functions = ["flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func"]
+    assert compared == [*functions, "pad_input", "unpad_input", "apply_rotary"]
 
 
 def test_it_takes_padding_out_and_puts_it_back_as_flash_attn_does():

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.internals
 NUMBERS = {"num_parameters": 100, "num_trainable": 100, "num_block_matrices": 6}
 ESM = ModelFacts(("esm",), blocks="2 EsmLayer", **NUMBERS)
 T5, OTHER = replace(ESM, families=("t5",)), replace(ESM, families=("roformer",))
+OPERATOR = ModelFacts(("hf_ext_operator",), blocks="8 OperatorBlock", supports_flex=True, **NUMBERS)
 FROZEN = ModelFacts(("esm",), ("heavy", "light"), trains_encoders=False)
 ROWS = DataFacts(num_rows=10_000, has_lengths=True, padding_share_random=0.3, distinct_inputs={"heavy": 1200})
 EVEN = replace(ROWS, padding_share_random=0.019)
@@ -109,6 +110,7 @@ FACTS = [
     ("fused_gelu", {"model": T5}, "skipped", "no ESM encoder"),
     ("fused_qkv", {"hardware": "cpu"}, "applied", ""),
     ("fused_qkv", {}, "skipped", "made for CPUs"),
+    ("fused_qkv", {"hardware": "cpu", "attention": "faesm"}, "skipped", "faesm computes them"),
     ("fused_qkv", {"hardware": "cpu", "model": T5}, "skipped", "no ESM encoder"),
     ("fused_qkv", {"hardware": "cpu", **FSDP}, "skipped", "bring the weights of a layer when it is called"),
     ("fused_qkv", {"hardware": "cpu", "speedups": ["all", "compile"]}, "skipped", "compiled blocks fuse it"),
@@ -152,6 +154,7 @@ FACTS = [
     ("compile", {"hardware": "sm61"}, "skipped", "sm61 is older than Triton's 7.0"),
     ("compile", {"torch_compile": True}, "skipped", "--torch_compile compiles the whole model"),
     ("compile", {"attention": "faesm"}, "skipped", "faesm's attention is not compiled"),
+    ("compile", {"attention": "flex"}, "skipped", "flex's attention is not compiled"),
     ("compile", {"model": ModelFacts(("bert",))}, "skipped", "the model has no repeated layers"),
     ("compile", {"model": FROZEN}, "skipped", "no encoder trains: blocks run once per distinct sequence"),
     ("attention", {"without": ["precision"]}, "applied", "flash attention needs bf16 or fp16, this run is in float32"),
@@ -170,8 +173,24 @@ FACTS = [
     ("attention", {"attention": "varlen", "speedups": [], "bf16": True}, "applied", ""),
     ("attention", {"attention": "blocked"}, "refused", "made for CPUs, and A100-40GB has faster kernels"),
     ("attention", {"attention": "faesm", "model": T5}, "refused", "the model has no ESM encoder"),
-    ("attention", {"attention": "faesm", "hardware": "cpu", "speedups": []}, "refused",
-     "cpu cannot run FlashAttention-2"),
+    ("attention", {"attention": "faesm", "hardware": "cpu", "speedups": []}, "applied",
+     "faesm's SDPA kernel, as fast as sdpa: flash attention needs compute capability 8.0, cpu is no CUDA device"),
+    ("attention", {"attention": "faesm", "hardware": "T4"}, "applied", "T4 has compute capability 7.5"),
+    ("attention", {"attention": "faesm"}, "applied", "faesm.fa_utils: ModuleNotFoundError: No module named"),
+    ("attention", {"attention": "flash_attn"}, "refused", "flash_attn: is not installed: use --attention auto"),
+    ("attention", {"attention": "flash_attn", "hardware": "T4"}, "refused", OLD),
+    ("attention", {"attention": "flash_attn", "without": ["precision"]}, "refused", "this run is in float32"),
+    ("attention", {"attention": "flash_attn", "model": T5}, "refused", "T5's relative bias has no flash kernel"),
+    ("attention", {"attention": "flex", "model": T5}, "applied", ""),
+    ("attention", {"attention": "flex", "hardware": "T4"}, "applied", ""),
+    ("attention", {"attention": "flex", "hardware": "P100"}, "refused", "P100 has no Triton, without which"),
+    ("attention", {"attention": "flex", "hardware": "cpu"}, "refused", "cpu has no Triton"),
+    ("attention", {"attention": "flex", "hardware": "cpu", "model": FROZEN}, "applied", ""),
+    ("attention", {"attention": "flex", "model": OPERATOR}, "applied", ""),
+    ("attention", {"attention": "flex", "model": OPERATOR, "hardware": "mps"}, "refused", "mps has no Triton"),
+    ("attention", {"attention": "flex", "model": OTHER}, "refused", NONE),
+    ("packing", {"attention": "flex"}, "applied", ""),
+    ("packing", {"attention": "faesm"}, "skipped", "attention 'faesm_sdpa' takes no packed sequences"),
     ("attention", {"attention": "padded", "model": OTHER}, "refused", NONE),
     ("attention", {"attention": "eager", "hardware": "T4", "speedups": []}, "applied", ""),
     ("packing", {"hardware": "sm61", "model": T5}, "applied", ""),

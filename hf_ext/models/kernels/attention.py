@@ -23,6 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface, bidirectional_mas
 
 from ...data import VarlenLayout
 from .blocked_attention import Bias, blocked_attention
+from .flex_attention import attend_in_blocks
 
 PREFIX = "hf_ext_"
 
@@ -107,10 +108,37 @@ def varlen_attention(
     return output
 
 
+def fa2_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
+) -> Tensor:
+    """Runs the package flash-attn, by the function that transformers' `flash_attention_2` calls for packed rows.
+
+    What it does not know (a bias, float32) goes to `padded_attention`, which gives the same result.
+    """
+    if bias is not None or query.dtype == torch.float32:
+        return padded_attention(query, key, value, segments, scaling, dropout, bias)
+    from flash_attn import flash_attn_varlen_func  # compiled for CUDA, and rarely installed
+
+    ends = segments.cu_seqlens
+    longest = segments.max_length
+    return flash_attn_varlen_func(query, key, value, ends, ends, longest, longest, dropout, scaling)
+
+
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: VarlenLayout, scaling: float, dropout: float, bias: Bias
+) -> Tensor:
+    """Runs torch's FlexAttention, with a block mask of the row. Dropout, which it lacks, goes to `padded_attention`."""
+    if dropout:
+        return padded_attention(query, key, value, segments, scaling, dropout, bias)
+    return attend_in_blocks(query, key, value, segments, scaling, bias)
+
+
 KERNELS: dict[str, Callable[..., Tensor]] = {
     "blocked": blocked_attention,
     "padded": padded_attention,
     "varlen": varlen_attention,
+    "fa2": fa2_attention,  # transformers takes each name with "flash" in it for one of its own
+    "flex": flex_attention,
 }
 
 

@@ -1,20 +1,22 @@
 """Runs the attention of ESM encoders through faesm (https://github.com/pengzhangzhi/faplm) on transformers 5.
 
 Effect: with faesm's flash kernel (flash-attn >= 2.7, CUDA compute capability 8.0 or newer, half precision) padding is
-taken out at the encoder's door and put back, as zeros, at its exit, so that no layer computes on it. Its SDPA kernel
-computes what transformers' own does, no faster, and is not bridged.
+taken out at the encoder's door and put back, as zeros, at its exit, so that no layer computes on it. Its SDPA kernel,
+for all other devices, computes bit for bit what transformers' own does, and no faster.
 
 faesm 0.1.1 does not import on transformers 4.57 or newer (https://github.com/pengzhangzhi/faplm/issues/18; merged, not
 released: https://github.com/pengzhangzhi/faplm/pull/20), and its own models ignore labels and the caller's attention
 mask, force a dropout of 0.1, return a dict and fail under activation checkpointing. So transformers' models stay in
-charge of all that, and only what differs is faesm's: `FAEsmSelfAttention.fa_forward`, `unpad`, and the rotary kernel. A
-live module is given another class, so that modules, parameters and names stay what they are.
+charge of all that, and only what differs is faesm's: `FAEsmSelfAttention.fa_forward` and `.sdpa_forward`, `unpad`, and
+the rotary kernel. A live module is given another class, so that modules, parameters and names stay what they are.
 
 `import_faesm` needs no shim once a release of faesm has pull request 20; all may go when it runs on transformers 5.
 """
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +24,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithCrossAttentions, BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.esm import modeling_esm
-from transformers.models.esm.modeling_esm import EsmEncoder, EsmSelfAttention
+from transformers.models.esm.modeling_esm import EsmEncoder, EsmSelfAttention, apply_rotary_pos_emb
 
 from ...errors import ArgumentError
-from ...hardware import Hardware, detect_hardware
 from ...optional import import_problem, require
 
 _MOVED = "BaseModelOutputWithPastAndCrossAttentions"  # what faesm.esm looks for in modeling_esm
@@ -33,55 +34,35 @@ _MASKS = "flash_attention_2"  # transformers' name for masks that stay (batch, t
 OTHER_MASKS = "gives masks that faesm does not read; call model.set_attn_implementation('sdpa') first"
 
 
-def faesm_problem(hardware: Hardware | None = None) -> str | None:
-    """Returns what keeps faesm's flash kernel from serving a device, in one line; None if nothing does.
-
-    Args:
-        hardware: the device, present or described; None asks for this machine's first one (and so may initialise CUDA).
-
-    Cost: the import of flash-attn and faesm, once.
-    """
-    hardware = hardware or detect_hardware()
-    if not hardware.flash_attention_2:
-        needs = "FlashAttention-2, which needs CUDA compute capability 8.0; without it faesm gains nothing"
-        return f"{hardware.name} cannot run {needs}"
-    if problem := import_problem("faesm.fa_utils"):
-        return f"flash-attn does not work with faesm here ({problem})"
-    try:
-        import_faesm()
-    except ImportError as error:
-        return str(error)
-    return None
-
-
 def import_faesm() -> ModuleType:
     """Imports `faesm.esm`, with what it misses in transformers put in place for the time of the import.
 
     Raises:
-        MissingDependencyError: faesm or flash-attn is not installed, or does not import even so.
+        MissingDependencyError: faesm is not installed, or does not import even so.
     """
-    require("faesm.fa_utils", "flash", "faesm's flash kernel")
     lacks_name = not hasattr(modeling_esm, _MOVED)
     if lacks_name:
         setattr(modeling_esm, _MOVED, BaseModelOutputWithPastAndCrossAttentions)
     try:
         import_problem.cache_clear()
-        return require("faesm.esm", "faesm", "faesm attention")
+        with redirect_stdout(StringIO()):  # it prints several lines where flash-attn is absent
+            return require("faesm.esm", "faesm", "faesm attention")
     finally:
         if lacks_name:
             delattr(modeling_esm, _MOVED)
 
 
-def swap_faesm(model: nn.Module) -> int:
+def swap_faesm(model: nn.Module, flash: bool = True) -> int:
     """Makes every ESM encoder inside a live model compute its attention with faesm; `restore_faesm` undoes it.
 
     Parameters, buffers, hooks and their names stay the same objects, so optimizers, adapters and `save_pretrained` are
-    not concerned. Activation checkpointing works as before. Waits for the device once per batch, to count the real
-    tokens.
+    not concerned. Activation checkpointing works as before. The flash kernel waits for the device once per batch, to
+    count the real tokens.
 
     Args:
         model: an ESM model of transformers with any head, or a module that holds some (an `AffinityModel`, a PEFT
             model). Encoders that an `AffinityModel` loads later need `model.transform_encoders`.
+        flash: its flash kernel; else its SDPA kernel, which runs everywhere.
 
     Returns:
         How many encoders compute with faesm now.
@@ -90,7 +71,7 @@ def swap_faesm(model: nn.Module) -> int:
         ArgumentError: no ESM encoder in `model`, or one that faesm would compute otherwise than transformers: a
             decoder, absolute positions, attention dropout above 0, or a packed or flex attention implementation.
             All encoders compute with transformers' attention then.
-        MissingDependencyError: faesm or flash-attn does not import.
+        MissingDependencyError: faesm, or for its flash kernel flash-attn, does not import.
     """
     encoders = _find_encoders(model)
     if not encoders:
@@ -98,22 +79,25 @@ def swap_faesm(model: nn.Module) -> int:
             f"{type(model).__name__} holds no ESM encoder. faesm serves ESM models of transformers (model_type 'esm'): "
             "EsmModel, EsmForMaskedLM, and models built on them."
         )
-    attention_class = type("FaesmFlashAttention", (_FlashBridge, import_faesm().FAEsmSelfAttention), {})
+    if flash:
+        require("faesm.fa_utils", "flash", "faesm's flash kernel")
+    bridge = _FlashBridge if flash else _SdpaBridge
+    attention_class = type("FaesmAttention", (bridge, import_faesm().FAEsmSelfAttention), {})
     restore_faesm(model)
     for encoder in encoders:
         _check_encoder(encoder)
     for encoder in encoders:
         for layer in encoder.layer:
             layer.attention.self.__class__ = attention_class
-        encoder.__class__ = _UnpaddedEncoder
+        encoder.__class__ = _UnpaddedEncoder if flash else _PaddedEncoder
         encoder.masks_before = encoder.config._attn_implementation
-        encoder.config._attn_implementation = _MASKS
+        encoder.config._attn_implementation = _MASKS if flash else "sdpa"
     return len(encoders)
 
 
 def restore_faesm(model: nn.Module) -> int:
     """Gives every encoder that `swap_faesm` changed transformers' attention back; returns how many."""
-    swapped: list[Any] = [encoder for encoder in _find_encoders(model) if isinstance(encoder, _UnpaddedEncoder)]
+    swapped: list[Any] = [encoder for encoder in _find_encoders(model) if isinstance(encoder, _PaddedEncoder)]
     for encoder in swapped:
         for layer in encoder.layer:
             layer.attention.self.__class__ = EsmSelfAttention
@@ -149,12 +133,10 @@ def _check_encoder(encoder: Any) -> None:
             raise ArgumentError(f"faesm cannot run an ESM encoder of {len(modules)} layers: {problem}.")
 
 
-class _FlashBridge:
-    """What transformers calls in `attention.self`, in terms of faesm's class, which comes next in the bases.
+class _Bridge:
+    """What transformers calls in `attention.self`, in terms of faesm's class, which comes next in the bases."""
 
-    Unpadded: states (all tokens, width), cos and sin (all tokens, head), no mask.
-    """
-
+    compute: str  # name of faesm's function
     position_embeddings: Any = None
 
     def forward(self: Any, hidden_states: Tensor, position_embeddings: Any = None, **inputs: Any) -> Any:
@@ -166,9 +148,29 @@ class _FlashBridge:
                 "model.set_attn_implementation('eager')."
             )
         self.position_embeddings = position_embeddings
-        (context,) = self.fa_forward(hidden_states=hidden_states, **inputs)
+        (context,) = getattr(self, self.compute)(hidden_states=hidden_states, **inputs)
         del self.position_embeddings
         return context, None
+
+
+class _SdpaBridge(_Bridge):
+    """Padded: states (n, tokens, width), mask as SDPA reads it, cos and sin (1 or n, tokens, head)."""
+
+    compute = "sdpa_forward"
+
+    def transpose_for_scores(self: Any, x: Tensor) -> Tensor:
+        """Maps (n, tokens, width) to (n, heads, tokens, head), for faesm: transformers 4 had this method."""
+        return x.unflatten(-1, (self.num_attention_heads, self.attention_head_size)).transpose(1, 2)
+
+    def rotary_embeddings(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Applies the rotation by the model's own tables; in transformers 4 each layer had some."""
+        return apply_rotary_pos_emb(query, key, *self.position_embeddings)
+
+
+class _FlashBridge(_Bridge):
+    """Unpadded: states (all tokens, width), cos and sin (all tokens, head), no mask."""
+
+    compute = "fa_forward"
 
     def rotary_embeddings(self, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         """Applies faesm's rotary kernel to (all tokens, 3, heads, head), in place, with the model's own tables.
@@ -185,10 +187,14 @@ class _FlashBridge:
         return apply_rotary_emb_qkv_(qkv, cos, sin, cu_seqlens=ends, max_seqlen=num_tokens)
 
 
-class _UnpaddedEncoder(EsmEncoder):
-    """transformers' encoder on the real tokens alone, as faesm's flash kernel needs them."""
+class _PaddedEncoder(EsmEncoder):
+    """transformers' encoder, whose attention is faesm's; the name of its masks before that is kept."""
 
     masks_before: str
+
+
+class _UnpaddedEncoder(_PaddedEncoder):
+    """The same on the real tokens alone, as faesm's flash kernel needs them."""
 
     def forward(self, hidden_states, attention_mask=None, position_embeddings=None, **kwargs):
         """Maps (n, tokens, width) to the same, zeros at padding; mask (n, tokens) or None."""

@@ -34,6 +34,7 @@ class ModelFacts:
     classes: tuple[str, ...] = ()
     has_adapters: bool = False
     has_own_decoder: bool = False
+    supports_flex: bool = False  # transformers' FlexAttention
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def describe_model(model: Any) -> ModelFacts:
         num_block_matrices=len(block_matrices(model)),
         has_adapters=has_adapters(model),
         has_own_decoder=hasattr(model, "encoder_families"),
+        supports_flex=getattr(inner, "_supports_flex_attn", False),
     )
 
 

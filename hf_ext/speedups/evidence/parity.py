@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...models import find_encoders
 from ..base import Run
 from .sample import Sample, evaluating, find_samples, first_rows, sample_model
 
@@ -62,14 +63,16 @@ class Parity:
 
 
 @torch.no_grad()
-def prove(run: Run, change: Callable[[], Any]) -> Parity | None:
-    """Makes `change` and compares; None where there is nothing to compare (`find_samples`).
+def prove(run: Run, change: Callable[[], Any], samples: list[Sample] | None = None) -> Parity | None:
+    """Makes `change` and compares; None where there is nothing to compare.
+
+    `samples`: what is compared; left out, the encoders with a packed path (`find_samples`).
 
     Returns the comparison of what is furthest off. Undoing a change that has a `problem` is the caller's.
     Cost: two (float32) or three (autocast) forward passes over four rows, and as many backward passes over two where
     encoders train. The model is moved to the run's device.
     """
-    samples = find_samples(run)
+    samples = find_samples(run) if samples is None else samples
     around = _sample_around(run, samples)
     with ExitStack() as modes:
         for sample in (*samples, *around):
@@ -102,8 +105,9 @@ def _sample_around(run: Run, samples: list[Sample]) -> list[Sample]:
 
 
 def _measure(sample: Sample, autocast: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
-    """Measures states, and gradients where the encoder trains."""
-    return sample.states(autocast), sample.gradients(autocast) if sample.trains else None
+    """Measures states, and gradients where an encoder trains."""
+    has_gradients = sample.trains and find_encoders(sample.module)
+    return sample.states(autocast), sample.gradients(autocast) if has_gradients else None
 
 
 def _score(exact: Any, before: Any, after: Any, sample: Sample) -> Parity:

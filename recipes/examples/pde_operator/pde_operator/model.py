@@ -75,6 +75,7 @@ class OperatorTransformer(PreTrainedModel):
     accepts_loss_kwargs = True
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _supports_flex_attn = True
     _no_split_modules = ["OperatorBlock"]
 
     def __init__(self, config: OperatorConfig):

@@ -10,8 +10,11 @@ from pde_operator.results import ErrorMetrics, score_split, trivial_errors
 from pde_operator.terms import AuxiliaryTerms, constant_along_characteristics, inverse_loss, ritz_energy
 from torch.utils.data import DataLoader
 from transformers import AutoModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_ext.errors import ArgumentError
+from hf_ext.errors import ArgumentError, PlanRefused
+from hf_ext.hardware import describe_hardware
+from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -428,3 +431,29 @@ def test_terms_and_points_are_alike_for_any_accumulation_and_after_a_resume(tmp_
     assert torch.equal(train("resumed", 2, str(tmp_path / "whole" / "checkpoint-4")), whole)
     assert (train("once", 1) - whole).abs().max() < 1e-4
     assert (train("untold", 1, is_told=False) - whole).abs().max() > 1e-3  # the term in every step
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_proven_on_first_rows_for_a_card_and_refused_for_training_on_a_cpu(tmp_path, monkeypatch):
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
+    args = FastTrainingArguments(str(tmp_path), attention="flex", **quiet)
+    model, rows = make_operator(), OperatorRows(make_samples(8))
+    given = (OperatorCollator(TASKS, num_points(RESOLUTION), 8), rows)
+    with pytest.raises(
+        PlanRefused, match=r"--attention flex: cpu.* has no Triton, without which FlexAttention has no backward"
+    ):
+        FastTrainer(model, args, *given)
+    plan = make_plan(args, model, *reversed(given), describe_hardware("A100"))
+    with torch.compiler.set_stance("force_eager"):  # which is how a CPU computes it in little time
+        trainer = FastTrainer(model, args, *given, plan=plan)
+        assert model.config._attn_implementation == "flex_attention"
+        assert 0 < trainer.plan["attention"].evidence["max_difference"] < 1e-5
+        trainer.end()
+        assert model.config._attn_implementation == "sdpa"
+        right = ALL_ATTENTION_FUNCTIONS["flex_attention"]
+        broken = {"flex_attention": lambda *inputs, **kwargs: (1.01 * right(*inputs, **kwargs)[0], None)}
+        monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", broken)
+        plan = make_plan(args, model, *reversed(given), describe_hardware("A100"))
+        with pytest.raises(PlanRefused, match="flex_attention against the old attention: states differ"):
+            FastTrainer(model, args, *given, plan=plan)
+    assert model.config._attn_implementation == "sdpa"
