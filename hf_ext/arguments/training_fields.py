@@ -52,6 +52,14 @@ class SpeedArguments:
         "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware; flash_attn is the "
         "package, flex torch's FlexAttention, for any model of transformers that has it.",
     )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
+        "default",
+        "torch.compile's mode for compiled layers. reduce-overhead and max-autotune replay CUDA graphs, for batches of "
+        "few shapes: --without packing --pad_to_multiple_of 64.",
+    )
+    pad_to_multiple_of: Count | None = option(
+        None, "Rows of tokens are padded to a multiple of this, for few shapes of batches; the plan says what it costs."
+    )
 
 
 @dataclass(repr=False)
