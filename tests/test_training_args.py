@@ -41,7 +41,7 @@ def test_the_added_fields_stand_behind_those_of_trainer_and_are_off_by_default()
     assert names[: len(inherited)] == inherited  # given by place they are Trainer's
     args, added = make(), {*names[len(inherited) :]} - {"embedding_cache_dir"}
     assert {name: getattr(args, name) for name in added if getattr(args, name)} == {
-        **{"attention": "auto", "resume": "no"},
+        **{"attention": "auto", "compile_mode": "default", "resume": "no"},
         **{"early_stopping_min_delta": 0.01, "lora_r": 8, "lora_alpha": 16},
     }
 

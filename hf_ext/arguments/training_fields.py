@@ -57,6 +57,14 @@ class SpeedArguments:
         "Run steps 10 to 13 of each start under torch.profiler: profile_trace.json.gz in the output folder, and the "
         "ten most costly operations in the log.",
     )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
+        "default",
+        "torch.compile's mode for compiled layers. reduce-overhead and max-autotune replay CUDA graphs, for batches of "
+        "few shapes: --without packing --pad_to_multiple_of 64.",
+    )
+    pad_to_multiple_of: Count | None = option(
+        None, "Rows of tokens are padded to a multiple of this, for few shapes of batches; the plan says what it costs."
+    )
 
 
 @dataclass(repr=False)

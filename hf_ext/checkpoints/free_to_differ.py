@@ -38,7 +38,7 @@ _BY_REASON = {
     "computes the same up to last bits": """
         activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
         torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache
-        full_determinism attention
+        full_determinism attention compile_mode pad_to_multiple_of
     """,
     "acts through batch sizes, the model or speed-ups, which are compared": """
         effective_batch_size cached_batch_size auto_find_batch_size use_peft lora_r lora_alpha lora_dropout

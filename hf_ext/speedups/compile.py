@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from ..data import change_layout
-from ..models import find_blocks, find_encoders, is_packed, pack_encoders
+from ..models import PACKED_FAMILIES, find_blocks, find_encoders, is_packed, pack_encoders
 from ..processes import read_fsdp2
-from .base import Context, Decision, Run, Speedup, applied, cannot, recomputes, skipped
+from .base import Context, Decision, Run, Speedup, applied, cannot, recomputes, refused, skipped
 from .evidence.parity import one_line
 from .evidence.sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
+
+GRAPHS = ("reduce-overhead", "max-autotune")  # modes that replay CUDA graphs
 
 
 class Compile(Speedup):
@@ -31,10 +33,12 @@ class Compile(Speedup):
     With activation checkpointing, the parts of a block that is computed again are compiled (attention, feed-forward),
     and the checkpoint stands around their graphs. Compiled around the checkpoint, torch would trace into it, and
     compile nothing where attention breaks the graph, as `blocked` does.
-    CUDA graphs are not replayed: packed rows differ in length, and no gain was measured. `--torch_compile_mode`,
-    Trainer's own, switches `--torch_compile` on.
+    `--compile_mode` is torch's. Two of its modes replay CUDA graphs, recorded for each shape: packed rows have ever
+    others, so they are refused, in favour of rows padded to a multiple (`--pad_to_multiple_of`). Their gain was not
+    measured. `--torch_compile_mode`, Trainer's own, switches `--torch_compile` on.
     Conflicts: FSDP's own checkpointing, which was not tried, Trainer's own `--torch_compile`, faesm's attention and
-    FlexAttention, which is compiled by itself.
+    FlexAttention, which is compiled by itself. CUDA graphs: accumulation, whose sums torch 2.13 gets wrong
+    (https://github.com/pytorch/pytorch/issues/169545), and layers that are computed again.
     Evidence: how many blocks were compiled, by one training pass on the first real rows at the start.
     Cost: about a minute of compilation. Where it fails, the blocks run as they were and the plan says why.
     """
@@ -42,16 +46,24 @@ class Compile(Speedup):
     NAME = "compile"
     KIND = "N"
 
+    def decide(self, context: Context) -> Decision:
+        """Refuses a mode where nothing is compiled."""
+        mode = context.args.compile_mode
+        if mode == "default" or self.wanted(context):
+            return super().decide(context)
+        return refused(f"--compile_mode {mode}: no layer is compiled. Add --speedups compile")
+
     def decide_wanted(self, context: Context) -> Decision:
         """Decides: on where kernels can be generated, blocks train, and nothing else compiles or checkpoints them."""
-        problem = _problem(context)
-        named = context.names(self.NAME)
+        mode = context.args.compile_mode
+        problem = _problem(context) or (_graphs_problem(context) if mode in GRAPHS else None)
+        named = context.names(self.NAME) or mode != "default"
         if problem:
             return cannot(problem, named)
         if context.hardware.kind == "cpu" and not named:
             return skipped("no gain was shown on CPUs: use --speedups all compile to try")
         what = f"{context.model.blocks}, " if context.model.blocks else ""
-        return applied(f"{what}block by block on {context.hardware.name}", {"dynamic": True})
+        return applied(f"{what}block by block on {context.hardware.name}", {"dynamic": True, "mode": mode})
 
     def apply(self, decision: Decision, run: Run) -> Decision:
         """Compiles, and runs one training pass to know that it works; otherwise leaves the blocks as they were.
@@ -62,6 +74,9 @@ class Compile(Speedup):
         samples = find_samples(run) or sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
         in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
         blocks = compile_blocks(run.model, in_parts, **decision.settings)
+        if decision.settings.get("mode") in GRAPHS:  # what the pass before put out may be written over
+            mark = run.model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
+            run.on_end(mark.remove)
         try:
             _train_once(run, samples)
         except Exception as error:  # whatever a compiler backend raises: training goes on with what worked before it
@@ -95,6 +110,25 @@ def _problem(context: Context) -> str | None:
     if hardware.kind not in ("cuda", "rocm", "cpu"):
         return f"no compiler for {hardware.name}"
     return None
+
+
+def _graphs_problem(context: Context) -> str | None:
+    """Returns why CUDA graphs, which read and write fixed places in memory, cannot be replayed; None if they can."""
+    args = context.args
+    asked = f"--compile_mode {args.compile_mode} replays CUDA graphs"
+    if context.hardware.kind != "cuda":
+        return f"{asked}, and {context.hardware.name} has none: use max-autotune-no-cudagraphs"
+    if recomputes(args):
+        return f"{asked}, which layers that are computed again would overwrite: leave one of the two out"
+    if args.gradient_accumulation_steps > 1 or args.effective_batch_size:
+        why = "and torch adds up gradients of several passes wrongly then"
+        return f"{asked}, {why}: give the rows of a step as --per_device_train_batch_size alone"
+    packs = set(context.model.families) & set(PACKED_FAMILIES) and context.wants("packing", "I")
+    share = context.data.padding_share_random
+    if not packs and (args.pad_to_multiple_of or not share):
+        return None
+    cost = "" if share is None else f", {share:.0%} of a random batch at least is padding then"
+    return f"{asked}, and these batches have ever other shapes: add --without packing --pad_to_multiple_of 64{cost}"
 
 
 def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> int:

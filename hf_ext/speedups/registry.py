@@ -16,7 +16,7 @@ from .optimizers import CpuOffload, Muon
 from .packing import Packing
 from .precision import CpuMatmul, CpuMemory, CpuThreads, Precision, Tf32
 from .sharding import Sharding
-from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthGrouping
+from .trainer_fields import DataLoading, Ddp, EmbeddingCache, LengthBuckets, LengthGrouping
 
 REGISTRY: tuple[Speedup, ...] = (
     CpuMatmul(),  # before anything computes
@@ -34,6 +34,7 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead(),
     EmbeddingCache(),
     BatchSize(),
+    LengthBuckets(),
     LengthGrouping(),
     TokenBudget(),
     DataLoading(),

@@ -7,9 +7,11 @@ import torch
 from miniature_esm import make_wide_esm
 from safetensors.torch import load_file
 from tiny_masked_lm import largest_weight_difference, make_args, make_rows, make_trainer
-from token_rows import pad_rows
+from token_rows import PadsToMultiples, pad_rows
 
+from hf_ext.hardware import describe_hardware
 from hf_ext.plan import make_plan
+from hf_ext.trainer import FastTrainer
 
 BLOCKS = {"speedups": ["compile"]}
 
@@ -19,7 +21,7 @@ def compiled_trainer(folder, backend="eager", model=None, given=BLOCKS, dynamic=
     model, rows = make_wide_esm() if model is None else model, make_rows()
     plan = make_plan(make_args(folder, **given, **others), model, rows, pad_rows)
     found = plan["compile"]
-    assert found.settings == {"dynamic": True}
+    assert found.settings == {"dynamic": True, "mode": "default"}
     named = replace(found, settings={"dynamic": dynamic, "backend": backend})
     plan.decisions = [named if decision.name == "compile" else decision for decision in plan.decisions]
     return make_trainer(folder, model, rows, plan, **given, **others)
@@ -78,6 +80,31 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     for trainer in (stock, compiled):
         trainer.train()
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
+
+
+@pytest.mark.nightly
+def test_a_mode_is_torchs_and_cuda_graphs_are_told_where_each_pass_begins(tmp_path, monkeypatch):
+    """Decided for an A100; on a CPU torch compiles the same, and replays nothing."""
+    seen, begun = [], []
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: seen.append(given) or compiled(self, **given))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
+    stock, ends = make_trainer(tmp_path / "stock"), []
+    stock.train()
+    for mode, passes in (("reduce-overhead", 4), ("max-autotune-no-cudagraphs", 0)):
+        args = make_args(tmp_path / mode, **BLOCKS, compile_mode=mode, pad_to_multiple_of=8)
+        model, rows, collator = make_wide_esm(), make_rows(), PadsToMultiples()
+        plan = make_plan(args, model, rows, collator, describe_hardware("A100"))
+        trainer = FastTrainer(model, args, collator, rows, plan=plan)
+        assert seen[-2:] == [{"dynamic": True, "mode": mode}] * 2
+        trainer.train()
+        assert len(begun) == passes
+        ends.append(largest_weight_difference(trainer.model, stock.model))
+        trainer.end()
+        begun.clear()
+        trainer.model(**pad_rows(make_rows(2)))
+        assert not begun
+    assert max(ends) < 1e-5
 
 
 PACKED = {"speedups": ["attention", "packing"]}

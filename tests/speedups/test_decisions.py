@@ -88,6 +88,7 @@ def test_what_is_applied_on_request_alone(name):
 OLD = "flash attention needs compute capability 8.0, T4 has compute capability 7.5: use --attention auto"
 BEST = "transformers' SDPA is the best there is"
 NONE = "known for encoders of type esm, esmc, bert, t5; the model has none"
+BUCKETS = {"pad_to_multiple_of": 64, "without": ["packing"]}
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2}}
 FACTS = [
     ("precision", {"hardware": "cpu"}, "skipped", ""),
@@ -155,6 +156,27 @@ FACTS = [
     ("compile", {"torch_compile": True}, "skipped", "--torch_compile compiles the whole model"),
     ("compile", {"attention": "faesm"}, "skipped", "faesm's attention is not compiled"),
     ("compile", {"attention": "flex"}, "skipped", "flex's attention is not compiled"),
+    ("compile", {"compile_mode": "max-autotune-no-cudagraphs"}, "applied", ""),
+    ("compile", {"compile_mode": "max-autotune-no-cudagraphs", "hardware": "cpu"}, "applied", ""),
+    ("compile", {"compile_mode": "reduce-overhead", "speedups": []}, "refused", "Add --speedups compile"),
+    ("compile", {"compile_mode": "reduce-overhead", "hardware": "P100"}, "refused", "older than Triton's 7.0"),
+    ("compile", {"compile_mode": "max-autotune", "hardware": "cpu"}, "refused",
+     "cpu has none: use max-autotune-no-cudagraphs"),
+    ("compile", {"compile_mode": "reduce-overhead"}, "refused",
+     "add --without packing --pad_to_multiple_of 64, 30% of a random batch at least is padding then"),
+    ("compile", {"compile_mode": "max-autotune", "without": ["packing"]}, "refused", "ever other shapes"),
+    ("compile", {**BUCKETS, "compile_mode": "max-autotune"}, "applied", "block by block on A100-40GB"),
+    ("compile", {**BUCKETS, "compile_mode": "max-autotune", "without": []}, "refused", "--without packing"),
+    ("compile", {"compile_mode": "reduce-overhead", "model": OPERATOR, "data": DataFacts(num_rows=8)}, "applied", ""),
+    ("compile", {**BUCKETS, "compile_mode": "reduce-overhead", "gradient_accumulation_steps": 2}, "refused",
+     "torch adds up gradients of several passes wrongly then"),
+    ("compile", {**BUCKETS, "compile_mode": "reduce-overhead", "activation_checkpointing": True}, "refused",
+     "layers that are computed again would overwrite"),
+    ("length_buckets", {**BUCKETS}, "applied", "widths are multiples of 64: 30.0% of a random batch is padding"),
+    ("length_buckets", {**BUCKETS, "data": STREAM, "speedups": []}, "applied", "widths are multiples of 64"),
+    ("length_buckets", {**BUCKETS, "without": []}, "refused", "packed rows have no padding. Add --without packing"),
+    ("length_buckets", {**BUCKETS, "model": FROZEN}, "refused", "no encoder runs while training"),
+    ("length_buckets", {**BUCKETS, "max_tokens_per_batch": 512}, "refused", "Leave one of them out"),
     ("compile", {"model": ModelFacts(("bert",))}, "skipped", "the model has no repeated layers"),
     ("compile", {"model": FROZEN}, "skipped", "no encoder trains: blocks run once per distinct sequence"),
     ("attention", {"without": ["precision"]}, "applied", "flash attention needs bf16 or fp16, this run is in float32"),

@@ -62,6 +62,7 @@ class ResidueTokenizer:
         self.tokenizer = tokenizer
         self.num_chains = num_chains
         self.pad_token_id = int(tokenizer.pad_token_id)
+        self.pad_to_multiple_of = 1
         self.template = _read_template(tokenizer, num_chains)
         self.table = _read_table(tokenizer, self.template)
         limit = int(min(max_length or tokenizer.model_max_length, NO_LIMIT))
@@ -84,6 +85,8 @@ class ResidueTokenizer:
 
         A pair of which one chain is "" becomes the other chain alone, as a single sequence.
 
+        Rows are as wide as the longest, or the next multiple of `pad_to_multiple_of` that the encoder takes.
+
         Returns:
             `input_ids` and `attention_mask` (n, longest row), int64; `residue_mask` (n, longest row), bool, true where
             a residue stands (not on special or padding tokens); for BERT-style pairs also `token_type_ids`.
@@ -97,7 +100,10 @@ class ResidueTokenizer:
         second = first_end + len(frame.between) * is_pair
         second_end = second + lengths[1:].sum(0)
         end = second_end + len(frame.suffix)
-        columns = np.arange(end.max(initial=len(frame.prefix)))
+        width = int(end.max(initial=len(frame.prefix)))
+        rounded = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        most = (self.max_residues or NO_LIMIT) + frame.num_special  # no position is behind it
+        columns = np.arange(max(width, min(rounded, most)))
         is_token = columns < end[:, None]
         is_residue = (columns >= len(frame.prefix)) & (columns < second_end[:, None])
         is_residue &= (columns < first_end[:, None]) | (columns >= second[:, None])

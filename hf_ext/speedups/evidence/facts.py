@@ -96,14 +96,19 @@ def describe_data(dataset: Any, collator: Any, args: Any) -> DataFacts:
         lengths = row_lengths(dataset, inputs)
     elif isinstance(dataset, datasets.Dataset) and args.length_column_name in names:
         lengths = dataset[args.length_column_name][:]
-    padding = None if lengths is None else padding_share(lengths, args.per_device_train_batch_size)
+    padding = None
+    if lengths is not None:
+        padding = padding_share(lengths, args.per_device_train_batch_size, args.pad_to_multiple_of or 1)
     return DataFacts(len(dataset), lengths is not None, padding, distinct)
 
 
-def padding_share(lengths: list[int], batch_size: int) -> float:
-    """Estimates the fraction of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed."""
+def padding_share(lengths: list[int], batch_size: int, multiple: int = 1) -> float:
+    """Estimates the fraction of padding in random batches of `batch_size`, from 20,000 lengths drawn with a seed.
+
+    Batches are as wide as a `multiple`.
+    """
     values = torch.tensor(lengths)
     shuffled = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(0))[:PADDING_SAMPLE]]
     batches = shuffled.split(batch_size)
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
+    padded = sum(-(-int(batch.max()) // multiple) * multiple * len(batch) for batch in batches)
     return 1 - int(shuffled.sum()) / max(1, padded)
