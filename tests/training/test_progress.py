@@ -216,25 +216,19 @@ def test_why_a_run_is_slow_is_said_once_above_a_bar(tmp_path, lines) -> None:
     assert lines() == [said]  # though it is another share now
 
 
-class NVMLError(Exception):
-    """As in nvidia-ml-py."""
-
-
 @pytest.fixture
 def busy(monkeypatch) -> Iterator[list[int]]:
     """How busy a driver says that two cards are, in percent: torch's own code asks it through a module of its name."""
-    shares = [10, 90]
-    module: Any = ModuleType("pynvml")
-    module.NVMLError = module.NVMLError_DriverNotLoaded = NVMLError
-    module.nvmlInit = lambda: None
-    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    shares: list[Any] = [10, 90]
+    error = type("NVMLError", (Exception,), {})
 
     def ask(index: int) -> SimpleNamespace:
-        if shares[index] < 0:
-            raise NVMLError("not supported")
+        if shares[index] is None:
+            raise error("not supported")
         return SimpleNamespace(gpu=shares[index])
 
-    module.nvmlDeviceGetUtilizationRates = ask
+    module = SimpleNamespace(NVMLError=error, NVMLError_DriverNotLoaded=error, nvmlInit=lambda: None)
+    vars(module).update(nvmlDeviceGetHandleByIndex=int, nvmlDeviceGetUtilizationRates=ask)
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setattr(torch.cuda, "pynvml", module, raising=False)
     monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", True)
@@ -255,17 +249,14 @@ def test_how_busy_the_gpu_is_stands_in_line_logs_and_metrics(tmp_path, lines, bu
     busy[1] = 70
     assert loop.throughput.extend_logs({"loss": 1.0}, loop.args, loop.state)["gpu_utilization"] == 0.8  # of 90 and 70
     busy[1] = 50
-    metrics = loop.throughput.extend_logs({"train_loss": 1.0}, loop.args, loop.state)
+    loop.throughput.extend_logs(metrics := {"train_loss": 1.0}, loop.args, loop.state)
     assert metrics["train_gpu_utilization"] == 0.7
 
 
-def test_a_gpu_that_cannot_be_asked_is_left_out(tmp_path, busy, monkeypatch) -> None:
+def test_a_gpu_that_cannot_be_asked_has_no_share(busy, monkeypatch) -> None:
     assert (CARD.utilization(), replace(CARD, index=0).utilization()) == (0.9, 0.1)
-    busy[1] = -1  # a slice of a card
+    busy[1] = None  # a slice of a card
     assert (CARD.utilization(), replace(CARD, index=None).utilization()) == (None, None)
-    loop = Loop(tmp_path).steps(2, 0, 4)
-    loop.throughput.device = CARD
-    assert "gpu_utilization" not in loop.throughput.extend_logs({"loss": 1.0}, loop.args, loop.state)
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     import_problem.cache_clear()
     assert replace(CARD, index=0).utilization() is None
