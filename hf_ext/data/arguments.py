@@ -58,11 +58,10 @@ class ReadingArguments:
     )
 
     def __post_init__(self) -> None:
-        self.filters  # noqa: B018  raises where one is none
+        self.read_filters()
 
-    @property
-    def filters(self) -> dict[str, RowFilter]:
-        """What `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is not to be read."""
+    def read_filters(self) -> dict[str, RowFilter]:
+        """Reads what `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is no condition."""
         given = {name: getattr(self, name, None) for name in ("filter", "filter_train")}
         return {name: RowFilter(text, f"--{name} {text!r}") for name, text in given.items() if text}
 

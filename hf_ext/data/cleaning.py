@@ -83,7 +83,7 @@ class RowSchema:
         """Every column that must be read."""
         args = self.args
         labels = [*args.label_column, args.censor_column, args.mask_column] if self.needs_labels else []
-        filtered = [name for one in args.filters.values() for name in one.columns]
+        filtered = [name for one in args.read_filters().values() for name in one.columns]
         names = (*args.sequence_columns, *labels, *self.text_columns, *filtered)
         return [name for name in dict.fromkeys(names) if name]
 
@@ -102,7 +102,9 @@ class RowSchema:
         names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
-        if one := args.filters.get("filter"):  # of a stream; other rows were filtered before labels were looked at
+        if one := args.read_filters().get(
+            "filter"
+        ):  # of a stream; other rows were filtered before labels were looked at
             table = table.filter(one.find(table, rows, path))
             rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
@@ -117,7 +119,7 @@ class RowSchema:
             checked = check_cells(as_text(table[name]), check, name, rows)
             columns[name] = checked.to_rows(pa.string())
             errors += checked.errors
-        if one := args.filters.get("filter_train"):
+        if one := args.read_filters().get("filter_train"):
             columns[KEPT] = one.find(table, rows, path)
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)

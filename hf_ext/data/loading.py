@@ -108,7 +108,7 @@ def load_data(
     if len(data) < 2:
         raise DataError(f"{parts[0].path}: one row is left, which cannot be split into train, validation and test.")
     splits, report["split"] = split_rows(data, args)
-    if one := args.filters.get("filter_train"):
+    if one := args.read_filters().get("filter_train"):
         splits["train"] = _keep(splits["train"], splits["train"][KEPT][:], f"{one.told}, training rows", report)
         splits = splits.remove_columns(KEPT)
     if needs_labels:
@@ -191,7 +191,7 @@ def _filter(schema: RowSchema, parts: list[Part], report: Report) -> list[Part]:
     if isinstance(parts[0].data, IterableDataset):
         return parts
     report["rows_read"] = sum(len(part.data) for part in parts)
-    one = schema.args.filters.get("filter")
+    one = schema.args.read_filters().get("filter")
     if one is None:
         return parts
     filtered = []

@@ -64,8 +64,8 @@ def check_teacher(args: ModelArguments, data_args: DataArguments, kind: LabelKin
     if all(trained.get(name) == getattr(data_args, name) for name in SPLIT_BY):
         return []
     return [
-        f"{told} was trained on rows that were read or split otherwise: it may have seen test rows, which the student "
-        "then knows through it. Train it with the same rows and split."
+        f"{told}: nothing says that it was trained on these rows, read and split alike. If it has seen test rows, the "
+        "student knows them through it: train it with the same rows and split."
     ]
 
 
