@@ -34,6 +34,7 @@ LAUNCHES = {
     "fsdp2_offload": Launch("fsdp2_offload", "FSDP", 2, TWO),
     "hsdp": Launch("hsdp", "FSDP", 4, FOUR),
     "2node": Launch("2node", "FSDP", 2, TWO, machines=2),
+    "fsdp2, no file": Launch("torchrun", "FSDP", 2, ("--fsdp", "full_shard", "--fsdp_config", '{"version": 2}')),
     "zero2": Launch("zero3", "DEEPSPEED", 2, (*TWO, "--zero_stage", "2")),
     "zero3": Launch("zero3", "DEEPSPEED", 2, TWO),
     "zero3, offload": Launch("zero3", "DEEPSPEED", 2, (*TWO, *OFFLOAD)),
@@ -86,7 +87,8 @@ def alone(trained) -> dict[str, dict[str, torch.Tensor]]:
 
 def check_fsdp(found: dict, launch: Launch) -> None:
     assert found["version"] == 2
-    assert found["state_dict"] == ("FULL_STATE_DICT" if launch.case == "lora" else "SHARDED_STATE_DICT")
+    is_whole = launch.case == "lora" or launch.name == "torchrun"
+    assert found["state_dict"] == ("FULL_STATE_DICT" if is_whole else "SHARDED_STATE_DICT")
     assert found["offload"] == (launch.name == "fsdp2_offload")
     assert found["reshard"]
     assert [name for name in found["wrapped"] if name.endswith("Layer")] == BLOCKS[launch.case]

@@ -41,7 +41,7 @@ CONTRIBUTING, CONFIGS = ROOT / "CONTRIBUTING.md", ROOT / "accelerate_configs" / 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in (*PAGES, CONTRIBUTING, ROOT / "CHANGELOG.md", CONFIGS)}
 WRITTEN = {"benchmarks/results/gpu_session.json"}  # by whoever has a card
 # Flags of other people's programs and of benchmarks.
-ELSEWHERE = {"config_file", "num_processes", "main_process_port", "quiet"}
+ELSEWHERE = {"config_file", "num_processes", "main_process_port", "quiet", "nproc_per_node"}
 ELSEWHERE |= {"size", "parts", "minutes", "dry-run", "path", "env", "flavor", "timeout", "attempts", "version"}
 ELSEWHERE |= {"image", "disk", "onstart"}
 PROGRAMS = {"pip", "sphinx-build", "pytest", "sbatch", "sky", "vastai", "hf", "kubectl", "python"}

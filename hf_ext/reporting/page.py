@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..errors import DataError
 from ..files import Facts
 from ..text import NOT_MEASURED
 from .charts import Chart
-from .record import Frozen
+from .record import Frozen, read_items
 
 FORMAT = 1  # of what `page_record` returns
 PLACEHOLDER = "USER/NAME"  # in code that loads a model, where its repository or folder stands
@@ -140,10 +140,10 @@ def read_page(record: Facts) -> Page:
     """
     try:
         values = {name: value for name, value in record.items() if name != "format"}
-        for name in ("results", "training", "data", "loading"):
-            if values.get(name):
-                values[name] = [_RECORDED[block["kind"]](**block) for block in values[name]]
-        return Page(**values)
+        blocks = {name: values.pop(name) for name in ("results", "training", "data", "loading") if values.get(name)}
+        for name, recorded in blocks.items():
+            blocks[name] = [_RECORDED[block["kind"]](**block) for block in recorded]
+        return Page(**read_items(get_type_hints(Page), values, "all_results.json, page"), **blocks)
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"all_results.json: its entry 'page' is damaged ({error!r}). Remove the entry, and the pages say what the "

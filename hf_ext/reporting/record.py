@@ -457,20 +457,21 @@ def _read(hint: Any, value: object, where: object) -> Any:
     if is_record:
         hints = _hints(kind)
         names = {name.rstrip("_"): name for name in hints}
-        known = _read_items(hints, {names[key]: value[key] for key in names if key in value}, where)
+        known = read_items(hints, {names[key]: value[key] for key in names if key in value}, where)
         if "own" in hints:
             known["own"] = {key: item for key, item in value.items() if key not in names}
         return kind(**known)
     of_items = get_args(hint)[-1:]
     if isinstance(value, Mapping):
-        return _read_items(dict.fromkeys(value, *of_items), value, where)
+        return read_items(dict.fromkeys(value, *of_items), value, where)
     if isinstance(value, list | tuple):
         items = dict(enumerate(value, 1))
-        return [*_read_items(dict.fromkeys(items, *of_items), items, where).values()]
+        return [*read_items(dict.fromkeys(items, *of_items), items, where).values()]
     return value
 
 
-def _read_items(hints: Mapping[Any, Any], items: Mapping[Any, Any], where: object) -> dict[Any, Any]:
+def read_items(hints: Mapping[Any, Any], items: Mapping[Any, Any], where: object) -> dict[Any, Any]:
+    """Reads values by their types' hints, as `from_json` does; KeyError of a key without one."""
     found = {key: _read(hints[key], item, f"{where}, {key}") for key, item in items.items()}
     return {key: item for key, item in found.items() if item is not _LEFT_OUT}
 

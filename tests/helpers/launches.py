@@ -29,7 +29,10 @@ class Launch:
     machines: int = 1
 
     def commands(self, script: list[str]) -> list[list[str]]:
-        """One command per machine."""
+        """One command per machine; "torchrun" has no file, and its flags are the recipe's."""
+        if self.name == "torchrun":
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(self.processes)]
+            return [[sys.executable, *torchrun, *script, *self.flags]]
         launcher = [sys.executable, "-m", "accelerate.commands.launch"]
         base = [*launcher, "--config_file", str(FOLDER / f"{self.name}.yaml"), *self.flags]
         if self.machines == 1:

@@ -281,6 +281,7 @@ def test_a_folder_that_is_no_finished_run_is_refused_by_name(tmp_path) -> None:
             ({"all_results.json": '{"format": 2}'}, "format 2, this hf_ext reads format 1"),
             ({"all_results.json": '{"page": {"format": 2}}'}, "page of format 2, this hf_ext reads format 1"),
             ({"all_results.json": page}, "its entry 'page' is damaged"),
+            ({"all_results.json": '{"page": {"title": ["x"]}}'}, "its entry 'page' is damaged"),
             ({"all_results.json": ours, "plan.json": "x"}, "plan.json: not JSON"),
             (
                 {"all_results.json": ours, "predictions.csv": "label,prediction\n1,2\n3,x\n"},
@@ -296,6 +297,15 @@ def test_a_folder_that_is_no_finished_run_is_refused_by_name(tmp_path) -> None:
         with pytest.raises(DataError, match=re.escape(said)):
             write_report(folder)
         assert not (folder / "report.html").exists()
+
+
+def test_what_of_a_page_is_of_another_type_is_left_out(tmp_path, caplog) -> None:
+    (tmp_path / "all_results.json").write_text(
+        '{"page": {"title": "x", "summary": 3, "numbers": "y", "limits": ["z", 1]}}'
+    )
+    report, _ = read_pages(write_report(tmp_path).parent)
+    assert "z" in report.text
+    assert [f"page, {name} is left out" in caplog.text for name in ("summary", "numbers", "limits, 2")] == [True] * 3
 
 
 def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path) -> None:
