@@ -50,6 +50,15 @@ class SpeedArguments:
     attention: Literal["auto", "faesm", "varlen", "blocked", "padded", "sdpa", "eager"] = option(
         "auto", "Attention of ESM, BERT and T5 encoders; auto takes the fastest one for this hardware."
     )
+    activation_checkpointing: str | None = field(
+        default=None,
+        metadata={
+            "help": "What is computed again in the backward pass, and not kept for it: layers, attention or "
+            "feed_forward of each, or n: every n-th layer. true: all layers, by the model's own switch.",
+            "nargs": "?",
+            "const": "true",
+        },
+    )
 
 
 @dataclass(repr=False)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel
 
 from hf_ext.errors import ArgumentError
+from hf_ext.models import recompute
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -273,6 +274,11 @@ def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
     assert are_close(gradients(plain), gradients(compiled))
     assert are_close(gradients(plain), gradients(recomputed))
     assert recomputed.blocks[0].gradient_checkpointing
+    for parts in ("attention", "feed_forward", "layers"):
+        model = make()
+        assert recompute(model, parts) == len(model.blocks)
+        model.train()(**batch).loss.backward()
+        assert are_close(gradients(plain), gradients(model))
 
 
 def test_batches_that_do_not_fit_are_refused(make, batch):
