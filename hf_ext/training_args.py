@@ -231,6 +231,8 @@ def _check_values(args: FastTrainingArguments) -> None:
     from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
 
     check_ranges(args, RANGES)
+    if (args.lr_scaling is None) != (args.lr_base_batch_size is None):
+        raise ArgumentError("lr_scaling and lr_base_batch_size need each other: give both, or neither.")
     names = [speedup.NAME for speedup in REGISTRY]
     for name, allowed in (("speedups", ["all", *names]), ("without", ["all", "numerics", *names])):
         for word in getattr(args, name) or ():

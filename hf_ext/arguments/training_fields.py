@@ -90,6 +90,14 @@ class StepArguments:
     effective_batch_size: Count | None = option(
         None, "Rows per optimizer step over all processes; sets accumulation. Changes what is learned."
     )
+    lr_scaling: Literal["linear", "sqrt"] | None = option(
+        None,
+        "Multiply all learning rates by the rows of an optimizer step over --lr_base_batch_size, or by the root of "
+        "that. Changes what is learned.",
+    )
+    lr_base_batch_size: Count | None = option(
+        None, "Rows of the optimizer step that the learning rates were chosen for; needs --lr_scaling."
+    )
     max_tokens_per_batch: Count | None = option(
         None, "Tokens per device and pass, special tokens included; the number of rows varies. Changes what is learned."
     )

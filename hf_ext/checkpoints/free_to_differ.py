@@ -44,6 +44,7 @@ _BY_REASON = {
         effective_batch_size cached_batch_size auto_find_batch_size use_peft lora_r lora_alpha lora_dropout
         lora_target_modules lora_kwargs preset speedups without
     """,
+    "acts through learning rates, which are compared": "lr_scaling lr_base_batch_size",
     "makes rows, which are compared": """
         dataset_name dataset_config_name dataset_revision streaming id_column bad_rows max_residues too_long
         sequence_columns missing_chains label_column marker_classes mask_column censor_column group_column task

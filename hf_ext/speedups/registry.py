@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .attention import Attention
 from .base import Speedup
-from .batch_size import BatchSize, TokenBudget
+from .batch_size import BatchSize, LrScaling, TokenBudget
 from .compile import ActivationCheckpointing, Compile
 from .encoder_precision import EncoderPrecision
 from .fused_layers import FusedGelu, FusedQkv, MaskedLMHead
@@ -34,6 +34,7 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead(),
     EmbeddingCache(),
     BatchSize(),
+    LrScaling(),
     LengthGrouping(),
     TokenBudget(),
     DataLoading(),
