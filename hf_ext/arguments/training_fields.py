@@ -127,6 +127,11 @@ class SavingArguments:
     save_total_size_gb: Positive | None = option(
         None, "Limit on the size of the output folder at any moment, in GB (10^9 bytes)."
     )
+    keep_every_epochs: Count | None = option(
+        None,
+        "Save at the end of every N-th epoch, and keep these beside those of --save_total_limit. Where "
+        "--save_total_size_gb has no room, the others go first, then the oldest of these.",
+    )
     local_checkpoint_dir: str | None = option(
         None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."
     )
