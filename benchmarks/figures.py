@@ -64,6 +64,42 @@ def bar_chart(title: str, bars: list[tuple[str, float, str]]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
+RECOMPUTED = {  # sides of activation_checkpointing_cpu.json -> as the picture calls them
+    "none": "nothing again",
+    "attention": "attention",
+    "feed_forward": "feed-forward",
+    "every 2nd": "every 2nd layer",
+    "full": "all layers",
+}
+
+
+def recomputed() -> str:
+    """Bytes against CPU time of a pass, both over those of one that keeps all; sides that were measured alone."""
+    shape = ("650M, 4 layers", "padded")
+    rows = json.loads((RESULTS / "activation_checkpointing_cpu.json").read_text())["rows"]
+    sides = [row for row in rows if (row["model"], row["layout"]) == shape]
+    left, bottom, height = 90, 250, 200
+    per_time, per_byte = (WIDTH - left - 200) / 0.5, height / 1.1  # from 1.0 to 1.5 times, and to 1.1
+    lines = [f'<path d="M{left} {TOP}V{bottom}H{WIDTH - 60}" stroke="#8b949e" fill="none"/>']
+    lines += [
+        f'<text x="{left - 8}" y="{bottom - share * per_byte + 4:.0f}" text-anchor="end">{share:.1f}</text>'
+        for share in (0.0, 0.5, 1.0)
+    ]
+    lines += [
+        f'<text x="{left + (time - 1) * per_time:.0f}" y="{bottom + 18}" text-anchor="middle">{time:.1f}</text>'
+        for time in (1.0, 1.1, 1.2, 1.3, 1.4)
+    ]
+    for row in sides:
+        x = left + (row["cpu_over_none"][1] - 1) * per_time
+        y = bottom - row["most_over_none"] * per_byte
+        lines += [
+            f'<circle cx="{x:.0f}" cy="{y:.0f}" r="5" fill="{COLOURS["full"]}"/>',
+            f'<text x="{x + 10:.0f}" y="{y + 4:.0f}">{RECOMPUTED[row["policy"]]}</text>',
+        ]
+    title = f"ESM-2 {shape[0]}: most bytes at once (up) against CPU time (right), of a training pass that keeps all"
+    return "\n".join([*_open_svg(title, bottom + 30), *lines, "</svg>", ""])
+
+
 def verdicts() -> str:
     """RMSE of two runs without settings beside their baselines, one better than all and one that is not."""
     runs = json.loads((RESULTS / "default_runs.json").read_text())["runs"]
@@ -112,5 +148,6 @@ def _open_svg(title: str, height: int) -> list[str]:
 
 FIGURES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "memory_switches.svg": memory_switches,
+    ROOT / "docs" / "memory_recomputed.svg": recomputed,
     ROOT / "docs" / "verdict.svg": verdicts,
 }

@@ -315,7 +315,7 @@ def activation_checkpointing() -> str:
             shares = [f"{row[name]:.2f}" for name in ("kept_over_none", "most_over_none")]
             cells = [*shares, quartiles(row["cpu_over_none"])]
         shape = f"{row['model']}, {row['layout']}, {row['tokens']:,} tokens"
-        again = {"none": "no", "full": "yes"}[row["policy"]]
+        again = {"none": "no", "full": "all", "feed_forward": "feed-forward"}.get(row["policy"], row["policy"])
         rows.append([shape, again, *cells, str(row["rounds"])])
     headers = ["ESM-2's shape, bf16", "again", "kept for backward", "most at a time", "CPU time of a pass", "rounds"]
     return table(rows, headers)

@@ -28,7 +28,6 @@ from .speedups import (
     describe_model,
     find_speedup,
     optimizer_name,
-    recomputes,
 )
 from .text import format_table
 
@@ -92,11 +91,10 @@ class Plan:
 
     def count_costs(self, args: Any) -> Costs:
         """Returns what time, memory and disk are counted from: arguments as asked for, and what was applied to them."""
-        # Of every n-th layer, what all of them hold is the bound.
-        is_whole = (args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1) == 1
         costs = Costs(
             args.per_device_train_batch_size,
-            recomputes=recomputes(args) and is_whole,
+            recomputes=args.activation_checkpointing is True,
+            every_n_layers=(args.activation_checkpointing_kwargs or {}).get("every_n_layers", 1),
             optimizer=optimizer_name(args),
             passes=args.gradient_accumulation_steps,
         )

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from transformers.trainer_pt_utils import AcceleratorConfig
     from transformers.trainer_utils import HubStrategy
 
+RECOMPUTED = ("attention", "feed_forward", "layers")  # of `activation_checkpointing`
 NO_FOLDER = ("", "auto", "true", "yes", "false", "no", "off", "none")  # what people write for `resume`
 
 # Of the fields of transformers; ours have theirs in their types.
@@ -86,6 +88,7 @@ class FastTrainingArguments(
 
     if TYPE_CHECKING:  # what the parent makes of them
         output_dir: str = ""
+        activation_checkpointing: Any = None
         accelerator_config: AcceleratorConfig = AcceleratorConfig()  # type: ignore[assignment]
         hub_strategy: HubStrategy = HubStrategy.EVERY_SAVE
 
@@ -209,6 +212,13 @@ def _read_types(args: Any) -> None:
             setattr(args, name, [getattr(args, name)])
     check_types(args, OWN_FIELDS)
     check_choices(args)
+    asked = args.activation_checkpointing
+    if isinstance(asked, str):
+        asked = yaml.safe_load(asked.lower())
+    if asked not in (None, False, *RECOMPUTED) and not (isinstance(asked, int) and asked > 0):
+        allowed = f"true, false, {', '.join(RECOMPUTED)}, and a number n, for every n-th layer"
+        raise ArgumentError(f"activation_checkpointing={args.activation_checkpointing!r}: allowed are {allowed}.")
+    args.activation_checkpointing = False if asked == 0 else asked  # None: by the older name
     if str(args.resume) not in ("auto", "no") and str(args.resume).lower() in NO_FOLDER:
         raise ArgumentError(
             f"resume={args.resume!r}: allowed are 'auto' (the newest checkpoint in output_dir), 'no', and the folder "
@@ -221,6 +231,8 @@ def _check_values(args: FastTrainingArguments) -> None:
     from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
 
     check_ranges(args, RANGES)
+    if (args.lr_scaling is None) != (args.lr_base_batch_size is None):
+        raise ArgumentError("lr_scaling and lr_base_batch_size need each other: give both, or neither.")
     names = [speedup.NAME for speedup in REGISTRY]
     for name, allowed in (("speedups", ["all", *names]), ("without", ["all", "numerics", *names])):
         for word in getattr(args, name) or ():

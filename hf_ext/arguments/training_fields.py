@@ -65,6 +65,15 @@ class SpeedArguments:
     pad_to_multiple_of: Count | None = option(
         None, "Rows of tokens are padded to a multiple of this, for few shapes of batches; the plan says what it costs."
     )
+    activation_checkpointing: str | None = field(
+        default=None,
+        metadata={
+            "help": "What is computed again in the backward pass, and not kept for it: layers, attention or "
+            "feed_forward of each, or n: every n-th layer. true: all layers, by the model's own switch.",
+            "nargs": "?",
+            "const": "true",
+        },
+    )
 
 
 @dataclass(repr=False)
@@ -96,6 +105,14 @@ class StepArguments:
     effective_batch_size: Count | None = option(
         None, "Rows per optimizer step over all processes; sets accumulation. Changes what is learned."
     )
+    lr_scaling: Literal["linear", "sqrt"] | None = option(
+        None,
+        "Multiply all learning rates by the rows of an optimizer step over --lr_base_batch_size, or by the root of "
+        "that. Changes what is learned.",
+    )
+    lr_base_batch_size: Count | None = option(
+        None, "Rows of the optimizer step that the learning rates were chosen for; needs --lr_scaling."
+    )
     max_tokens_per_batch: Count | None = option(
         None, "Tokens per device and pass, special tokens included; the number of rows varies. Changes what is learned."
     )
@@ -124,6 +141,11 @@ class SavingArguments:
     max_hours: Positive | None = option(None, "Save and stop before the process is this old (Colab's limit).")
     save_total_size_gb: Positive | None = option(
         None, "Limit on the size of the output folder at any moment, in GB (10^9 bytes)."
+    )
+    keep_every_epochs: Count | None = option(
+        None,
+        "Save at the end of every N-th epoch, and keep these beside those of --save_total_limit. Where "
+        "--save_total_size_gb has no room, the others go first, then the oldest of these.",
     )
     local_checkpoint_dir: str | None = option(
         None, "Fast folder to save to first; copied to output_dir (a mounted Drive) in the background."

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Sizes,
         bound_sizes,
         check_budget,
+        ends_nth_epoch,
         export_bytes,
         needed_bytes,
         read_policy,

@@ -21,9 +21,9 @@ _BY_REASON = {
     "asks by its name for other rows than those that come next": "ignore_data_skip",
     "says when to stop, not how to train": "early_stopping_patience early_stopping_min_delta max_hours",
     "says what is kept or uploaded": """
-        save_strategy save_steps save_minutes save_total_limit save_total_size_gb save_only_model save_on_each_node
-        enable_jit_checkpoint load_best_model_at_end push_to_hub hub_model_id hub_strategy hub_token hub_private_repo
-        hub_always_push hub_revision
+        save_strategy save_steps save_minutes save_total_limit save_total_size_gb keep_every_epochs save_only_model
+        save_on_each_node enable_jit_checkpoint load_best_model_at_end push_to_hub hub_model_id hub_strategy
+        hub_token hub_private_repo hub_always_push hub_revision
     """,
     "is about one session": """
         do_train do_eval do_predict resume resume_from_checkpoint allow_changed
@@ -44,6 +44,7 @@ _BY_REASON = {
         effective_batch_size cached_batch_size auto_find_batch_size use_peft lora_r lora_alpha lora_dropout
         lora_target_modules lora_kwargs preset speedups without
     """,
+    "acts through learning rates, which are compared": "lr_scaling lr_base_batch_size",
     "makes rows, which are compared": """
         dataset_name dataset_config_name dataset_revision streaming id_column bad_rows max_residues too_long
         sequence_columns missing_chains label_column marker_classes mask_column censor_column group_column task

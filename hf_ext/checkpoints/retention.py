@@ -2,7 +2,8 @@
 
 Of most value are the newest that training can continue from and the best one; then the others by step. A save makes
 room first, if the budget or the disk asks for it, then writes, and deletes what is beyond the limit once the new
-checkpoint is in place. The last one to continue from goes only then.
+checkpoint is in place. The last one to continue from goes only then. Those of every n-th epoch are beyond no limit, and
+make room after all others but the best, the oldest first.
 
 GB is 10**9 bytes, as disks and quotas are sold.
 """
@@ -81,12 +82,19 @@ class Entry:
         num_bytes: what it takes on disk.
         is_pinned: it is being uploaded or copied, so it is not deleted now.
         is_resumable: training can continue from it; False where it holds weights only.
+        is_kept: it is of an n-th epoch.
     """
 
     step: int
     num_bytes: int
     is_pinned: bool = False
     is_resumable: bool = True
+    is_kept: bool = False
+
+
+def ends_nth_epoch(epoch: float, every: int | None) -> bool:
+    """Returns whether a checkpoint at so many epochs is one of `keep_every_epochs`."""
+    return every is not None and epoch > 0 and epoch % every == 0
 
 
 # --- what stays -----------------------------------------------------------------------------------------------------
@@ -102,13 +110,13 @@ def rank(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> lis
 
 
 def steps_beyond_limit(entries: Sequence[Entry], best_step: int | None, policy: Policy) -> list[int]:
-    """Steps to delete once the newest of `entries` is in place; pinned ones stay."""
+    """Steps to delete once the newest of `entries` is in place; pinned and kept ones stay."""
     if policy.limit is None or policy.limit < 1:
         return []
     ranked = rank(entries, best_step, policy)
     least = 2 if policy.keep_best and best_step in ranked[1:] else 1
-    pinned = {entry.step for entry in entries if entry.is_pinned}
-    return sorted({*ranked[max(policy.limit, least) :]} - pinned)
+    staying = {entry.step for entry in entries if entry.is_pinned or entry.is_kept}
+    return sorted({*ranked[max(policy.limit, least) :]} - staying)
 
 
 def steps_for_room(
@@ -124,7 +132,8 @@ def steps_for_room(
     num_bytes = {entry.step: entry.num_bytes for entry in entries if not entry.is_pinned}
     kept = best_step if policy.keep_best and not is_new_best else None
     given_up: list[int] = []
-    for step in reversed(rank(entries, best_step, policy)[1:]):
+    of_epochs = {entry.step for entry in entries if entry.is_kept}
+    for step in sorted(rank(entries, best_step, policy)[:0:-1], key=of_epochs.__contains__):
         if excess_bytes > 0 and step in num_bytes and step != kept:
             given_up.append(step)
             excess_bytes -= num_bytes[step]

@@ -68,12 +68,24 @@ class CompareArguments:
     )
     max_loss_delta: float | None = option(None, "Fail if the final training loss is higher than a baseline's by more.")
     max_memory_gib: float | None = option(None, "Fail if the optimized side's peak memory is larger.")
-    max_metric_drop: float | None = option(None, "Fail if --metric is worse than a baseline's by more.")
+    max_metric_drop: float | str | None = option(
+        None,
+        "Fail if --metric is worse than a baseline's by more: by a number, or by a share of it, such as 3%%, which is "
+        "judged by its interval, as --min_speedup is.",
+    )
     ablate: bool = option(False, "Also run without each applied speed-up.")
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ArgumentError(f"--rounds {self.rounds}: must be at least 1.")
+        drop = str(self.max_metric_drop or 0.0)
+        self.drop_is_share = drop.endswith("%")
+        try:
+            number = float(drop.removesuffix("%"))
+        except ValueError:
+            raise ArgumentError(f"--max_metric_drop {drop}: give a number, or a share such as 3%.") from None
+        if self.max_metric_drop is not None:
+            self.max_metric_drop = number / 100 if self.drop_is_share else number
         for name in CRITERIA:
             limit = getattr(self, name)
             if limit is not None and not math.isfinite(limit):

@@ -57,6 +57,7 @@ class Schedule:
     evaluations: float
     evaluated_share: float
     saves: int
+    kept_epochs: int
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:
     evaluations = _occasions(args.eval_strategy, args.eval_steps, updates, epochs) / (args.eval_every_epochs or 1)
     wanted = args.eval_subset or 1.0
     share = wanted if wanted <= 1 else min(1.0, wanted / (stage.num_rows.get("validation") or wanted))
-    saves = math.ceil(_occasions(args.save_strategy, args.save_steps, updates, epochs))
-    return Schedule(rows, updates * accumulation, updates, epochs, evaluations, share, saves)
+    kept = int(epochs / args.keep_every_epochs) if args.keep_every_epochs else 0
+    saves = math.ceil(_occasions(args.save_strategy, args.save_steps, updates, epochs)) + kept
+    return Schedule(rows, updates * accumulation, updates, epochs, evaluations, share, saves, kept)
 
 
 def _occasions(strategy: Any, every: float | None, steps: int, epochs: float) -> float:
@@ -273,10 +275,11 @@ def predict_disk(stage: Stage, plan: Plan, schedule: Schedule | None) -> tuple[S
     checkpoint = bound_sizes(model, stage.args, SMALL_FILES_BYTES, plan.count_costs(stage.args).is_muon)
     policy = read_policy(stage.args)
     exported = export_bytes(model) + SMALL_FILES_BYTES
-    saves = schedule.saves if schedule else 0
-    if saves == 0:
+    if schedule is None or schedule.saves == 0:
         return checkpoint, exported, exported
     needed = needed_bytes(checkpoint, policy, exported)
-    kept = min(policy.limit, saves) + 1 if policy.limit and policy.limit > 0 else saves
-    total = max(needed if saves > 1 else 0, kept * checkpoint.full_bytes + exported)
+    kept = schedule.saves
+    if policy.limit and policy.limit > 0:
+        kept = min(kept, policy.limit) + 1 + schedule.kept_epochs
+    total = max(needed if schedule.saves > 1 else 0, kept * checkpoint.full_bytes + exported)
     return checkpoint, exported, min(total, policy.budget_bytes) if policy.budget_bytes else total

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 
 from ..data import BatchLayout
 from ..labels import LabelKind
-from ..models import find_base_layers
+from ..models import find_base_layers, recompute
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
 from .stored import gradient_bytes, optimizer_bytes, weight_bytes
@@ -43,23 +43,26 @@ class TrainConfig:
 
     Attributes:
         rows: of one pass on one device.
-        recomputes: layers are computed again in the backward pass, also where the model does not say so itself.
+        recomputes: what is computed again in the backward pass, also where the model does not say so itself: True by
+            the model's own switch, else `parts` of `models.recompute`.
         half: under autocast to bf16 or fp16.
         has_half_base: frozen linear layers beside adapters are stored in half precision.
         optimizer: a value of Trainer's `--optim`.
         is_muon: Muon steps the matrices of encoder layers.
         on_host: the optimizer's states lie in host memory.
         passes: per optimizer step; from the second on, gradients are there before a pass begins.
+        every_n_layers: which layers are computed again: each n-th.
     """
 
     rows: int
-    recomputes: bool = False
+    recomputes: bool | str = False
     half: bool = False
     has_half_base: bool = False
     optimizer: str = "adamw_torch_fused"
     is_muon: bool = False
     on_host: bool = False
     passes: int = 1
+    every_n_layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -148,23 +151,26 @@ class MemoryModel:
             CANNOT_TRACE: the model does not compute on tensors without values; and whatever else it raises.
         """
         rows = MANY_ROWS if self.scales else config.rows
-        key = (config.recomputes, config.half, config.half and config.has_half_base, rows)
+        key = (config.recomputes, config.every_n_layers, config.half, config.half and config.has_half_base, rows)
         if key not in self.timelines:
             self.timelines[key] = self._run_pass(*key)
         found = self.timelines[key]
         return found.with_rows(config.rows / rows) if self.scales else found
 
-    def _run_pass(self, recomputes: bool, half: bool, is_narrow: bool, rows: int) -> Timeline:
+    def _run_pass(self, recomputes: bool | str, every: int, half: bool, is_narrow: bool, rows: int) -> Timeline:
         batch = self.make_batch(rows)
+        slices = self.slices if every == 1 else []  # no layer stands for all others
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            model: Any = copy_as_fake(self.model, self.slices, is_narrow)
+            model: Any = copy_as_fake(self.model, slices, is_narrow)
             if self.change is not None:
                 self.change(model)
             give_layouts(model)
-            if recomputes:
-                model.activation_checkpointing_enable()
+            if recomputes is True:
+                model.activation_checkpointing_enable(every_n_layers=every)
+            elif recomputes:
+                recompute(model, recomputes, every)
             ledger = Ledger(self.block, rows if self.scales else 0)
-            return record_pass(ledger, model.train(), self.slices, fake_batch(mode, batch), half, self.kind)
+            return record_pass(ledger, model.train(), slices, fake_batch(mode, batch), half, self.kind)
 
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Counts bytes of weights, of the optimizer's states, and of what a step of it makes besides."""

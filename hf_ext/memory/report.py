@@ -50,7 +50,7 @@ class Switch(NamedTuple):
 NUMERICS = "other numerics"
 GROUPS = ("layers", "base", "precision", "states")  # in the order in which they are tried
 # Layers that are computed again leave every number as it is, for up to a third of the time.
-RECOMPUTE = Switch("--activation_checkpointing true", "layers", {"recomputes": True})
+RECOMPUTE = Switch("--activation_checkpointing true", "layers", {"recomputes": True, "every_n_layers": 1})
 STATES = Switch("--optim adamw_8bit", "states", {"optimizer": "adamw_8bit"}, NUMERICS)
 # Gives a switch of a speed-up where it would change something in such a step.
 Offer = Callable[[MemoryModel, TrainConfig], Switch | None]
@@ -59,7 +59,7 @@ Offer = Callable[[MemoryModel, TrainConfig], Switch | None]
 def find_switches(memory: MemoryModel, config: TrainConfig, offers: Sequence[Offer] = ()) -> list[Switch]:
     """Finds those that would change something, in the order in which they are tried; `offers` after Trainer's own."""
     found = []
-    if not config.recomputes and getattr(memory.model, "supports_gradient_checkpointing", False):
+    if config.recomputes is not True and getattr(memory.model, "supports_gradient_checkpointing", False):
         found.append(RECOMPUTE)
     if memory.has_large_states(config):
         found.append(STATES)

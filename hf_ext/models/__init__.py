@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from .blocks import (
         block_classes,
         block_lists,
+        block_parts,
         choose_classes,
         describe_blocks,
         exact_modules,
         find_base_layers,
         find_blocks,
+        find_recomputed,
+        keep_activations,
+        recompute,
         unused_parameters,
     )
     from .configuration import AffinityConfig, EncoderSpec, TowerSpec, Training, build_config, input_name

@@ -1,24 +1,29 @@
 """The repeated layers of any model, its blocks, read from its structure.
 
-One answer for everything that goes block by block: compiled blocks, FSDP2's pieces (and what FSDP2 must leave whole or
-in float32), Muon's matrices, and the memory ledger.
+One answer for everything that goes block by block: compiled blocks, those that are computed again in the backward pass,
+FSDP2's pieces (and what FSDP2 must leave whole or in float32), Muon's matrices, and the memory ledger.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ..errors import ArgumentError
 from .affinity import AffinityModel
 from .head import RegressionHead
 from .lora import unwrap_peft
+
+FEED_FORWARD = "feed_forward_chunk"  # what blocks of ESM, BERT and their like call after their attention
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _STACKS = (PreTrainedModel, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # never one layer of many
@@ -58,6 +63,17 @@ def block_lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
         for name, module in unwrap_peft(model).named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) and all(id(m) in blocks for m in module)
     }
+
+
+def block_parts(block: nn.Module) -> list[nn.Module]:
+    """Returns what a block calls one after the other (attention, feed-forward): its children with matrices."""
+    parts = []
+    for child in block.children():
+        if isinstance(child, _CONTAINERS):
+            parts += block_parts(child)
+        elif any(weight.dim() >= 2 for weight in child.parameters()):
+            parts.append(child)
+    return parts
 
 
 def describe_blocks(blocks: list[nn.Module]) -> str:
@@ -193,3 +209,58 @@ def find_base_layers(model: nn.Module) -> list[nn.Linear]:
         and not module.weight.requires_grad
         and module.weight.dtype == torch.float32
     ]
+
+
+# --- computed again in the backward pass ------------------------------------------------------------------------------
+
+
+def recompute(model: nn.Module, parts: str, every_n_layers: int = 1, **options: Any) -> int:
+    """Has parts of the blocks that train computed again in the backward pass: less is kept, all numbers stay.
+
+    In the instances, within their hooks (FSDP2's run once); copies of the model take it along.
+
+    Args:
+        parts: "layers" (whole blocks), or of each its "attention" or "feed_forward": `FEED_FORWARD` where it has that,
+            else those of `block_parts` whose class is called so, or not. A lone linear layer keeps nothing that would
+            go.
+        every_n_layers: of these blocks only each n-th.
+        options: of `torch.utils.checkpoint.checkpoint`.
+
+    Returns:
+        How many.
+    """
+    trained = [block for block in find_blocks(model) if any(p.requires_grad for p in block.parameters())]
+    found = [method for block in trained[::every_n_layers] for method in _list_methods(block, parts)]
+    for module, name in found:
+        vars(module)[name] = partial(_compute_again, module, getattr(module, name), options)
+    return len(found)
+
+
+def find_recomputed(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Finds what `recompute` changed: modules and names of methods."""
+    methods = ((module, name) for module in model.modules() for name in ("forward", FEED_FORWARD))
+    return [(one, name) for one, name in methods if getattr(vars(one).get(name), "func", None) is _compute_again]
+
+
+def keep_activations(model: nn.Module) -> None:
+    """Takes back what `recompute` did."""
+    for module, name in find_recomputed(model):
+        method = vars(module).pop(name).args[1]
+        if method != getattr(module, name):  # one that stood in the instance before
+            vars(module)[name] = method
+
+
+def _compute_again(module: nn.Module, method: Callable[..., Any], options: Any, *args: Any, **kwargs: Any) -> Any:
+    if not (module.training and torch.is_grad_enabled()):
+        return method(*args, **kwargs)
+    return checkpoint(partial(method, **kwargs), *args, use_reentrant=False, **options)
+
+
+def _list_methods(block: nn.Module, parts: str) -> list[tuple[nn.Module, str]]:
+    if parts == "layers":
+        return [(block, "forward")]
+    if parts == "feed_forward" and hasattr(block, FEED_FORWARD):
+        return [(block, FEED_FORWARD)]
+    whole = [part for part in block_parts(block) if not isinstance(part, nn.Linear)]
+    attending = [part for part in whole if re.search("attention|attn", type(part).__name__, re.I)]
+    return [(part, "forward") for part in whole if (part in attending) == (parts == "attention")]

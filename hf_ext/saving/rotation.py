@@ -18,6 +18,7 @@ from ..checkpoints import (
     Sizes,
     bound_sizes,
     check_budget,
+    ends_nth_epoch,
     export_bytes,
     read_policy,
     steps_beyond_limit,
@@ -127,6 +128,7 @@ class Retention:
                 stored.num_bytes,
                 is_pinned=self._store.is_pinned(stored.step),
                 is_resumable=any(map(OPTIMIZER_FILES.fullmatch, stored.manifest.files)),
+                is_kept=ends_nth_epoch(stored.manifest.epoch, self._trainer.args.keep_every_epochs),
             )
             for stored in self._store.checkpoints()
         ]

@@ -288,11 +288,6 @@ def optimizer_name(args: Any) -> str:
     return str(getattr(args.optim, "value", args.optim))
 
 
-def recomputes(args: Any) -> bool:
-    """Returns whether layers are computed again in the backward pass, by Trainer's switch or its older name."""
-    return bool(args.activation_checkpointing or args.gradient_checkpointing)
-
-
 def are_weights_split(args: Any) -> bool:
     """Returns whether FSDP or DeepSpeed has processes hold fractions of what is trained."""
     return bool(args.fsdp) or args.deepspeed_plugin is not None or splits_weights(args)

@@ -1,7 +1,8 @@
-"""Rows of a step, and tokens of a pass."""
+"""Rows of a step, the learning rates that follow them, and tokens of a pass."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 from .base import Context, Costs, Decision, Settings, Speedup, applied, off, refused
@@ -11,7 +12,7 @@ MIN_STEPS_PER_EPOCH = 64
 
 
 class BatchSize(SetsFields):
-    """Effective batch size; the learning rate stays as given.
+    """Effective batch size; the learning rate stays as given, but for `--lr_scaling`.
 
     Class L: more rows per step means fewer, less noisy steps, which want another learning rate. So it happens only when
     named: `--effective_batch_size`, or a preset's `cached_batch_size` for heads that train from cached embeddings
@@ -21,8 +22,6 @@ class BatchSize(SetsFields):
     epoch, their rows and the learning rate stay as they are when a run moves from one card to eight and back. Rows per
     device are the user's, else the most that divide, up to the default's or the preset's. With `--max_tokens_per_batch`
     rows per step vary.
-    Rules by which people scale the learning rate with the rows of a step: Goyal et al., arXiv:1706.02677 (in
-    proportion); Malladi et al., arXiv:2205.10287 (with the square root, for Adam).
     """
 
     NAME = "batch_size"
@@ -108,7 +107,47 @@ def _accumulate(context: Context, effective: int) -> Decision:
         settings["per_device_train_batch_size"] = num_rows
     reason = f"{effective} rows per optimizer step: {num_rows} x {devices} device{'s' if devices > 1 else ''}"
     how = f"{num_passes} pass{'es' if num_passes > 1 else ''}"
-    return applied(f"{reason} x {how}; the learning rate stays as given", settings)
+    return applied(f"{reason} x {how}", settings)
+
+
+class LrScaling(SetsFields):
+    """Learning rates that follow the rows of an optimizer step: `--lr_scaling` with `--lr_base_batch_size`.
+
+    Class L. All rates, encoders' too, are multiplied once by rows / base, or by its root, before warm-up and schedule;
+    rows are those of all processes and passes. A continued run computes the same from the same command, and is compared
+    by the rates that come out.
+    Conflicts: steps of no fixed number of rows; optimizers with a rate of their own.
+    Source: Goyal et al., arXiv:1706.02677 (linear); Malladi et al., arXiv:2205.10287 (the square root, for Adam).
+    """
+
+    NAME = "lr_scaling"
+    KIND = "L"
+
+    def decide(self, context: Context) -> Decision:
+        """Works out the rates; refuses what leaves rows or rates open."""
+        args = context.args
+        if args.lr_scaling is None:
+            return context.unasked(self.NAME, "give --lr_scaling and --lr_base_batch_size")
+        problem = ""
+        if self.left_out(context):
+            problem = "--without lr_scaling leaves it out: take one of them"
+        elif args.max_tokens_per_batch is not None or args.auto_find_batch_size:
+            problem = "rows per step vary with --max_tokens_per_batch and --auto_find_batch_size: leave it out"
+        elif args.deepspeed_plugin is not None and "optimizer" in args.deepspeed_plugin.deepspeed_config:
+            problem = "the DeepSpeed JSON has an optimizer with a rate of its own: take that out of it"
+        if problem:
+            return refused(f"--lr_scaling {args.lr_scaling}: {problem}")
+        planned = copy.copy(args)
+        vars(planned).update(BatchSize().decide(context).settings)
+        num_loaders = 1 if args.accelerator_config.split_batches else context.world_size
+        rows = planned.train_batch_size * planned.gradient_accumulation_steps * num_loaders
+        factor = rows / args.lr_base_batch_size
+        if args.lr_scaling == "sqrt":
+            factor **= 0.5
+        names = ["learning_rate"] if args.encoder_learning_rate is None else ["learning_rate", "encoder_learning_rate"]
+        rates = {name: getattr(args, name) * factor for name in names}
+        words = ", ".join(f"{name} {getattr(args, name):g} x {factor:.4g} = {rates[name]:.4g}" for name in names)
+        return applied(f"{words}: {rows} rows per step over {args.lr_base_batch_size}, {args.lr_scaling}", rates)
 
 
 class TokenBudget(Speedup):

@@ -1,7 +1,8 @@
-"""Repeated layers, compiled."""
+"""Repeated layers: compiled, and computed again in the backward pass."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,9 +10,19 @@ import torch
 from torch import nn
 
 from ..data import change_layout
-from ..models import PACKED_FAMILIES, find_blocks, find_encoders, is_packed, pack_encoders
+from ..models import (
+    PACKED_FAMILIES,
+    block_parts,
+    find_blocks,
+    find_encoders,
+    find_recomputed,
+    is_packed,
+    keep_activations,
+    pack_encoders,
+    recompute,
+)
 from ..processes import read_fsdp2
-from .base import Context, Decision, Run, Speedup, applied, cannot, recomputes, refused, skipped
+from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, cannot, refused, skipped
 from .evidence.parity import one_line
 from .evidence.sample import Sample, draws_kept, find_samples, first_rows, modes_kept, sample_model, training_dtype
 
@@ -72,7 +83,7 @@ class Compile(Speedup):
         """
         # As written: what does not compute then is not the compiler's fault.
         samples = find_samples(run) or sample_model(run, first_rows(run.train_dataset), training_dtype(run.args))
-        in_parts = recomputes(run.args) or getattr(run.model, "is_activation_checkpointing", False)
+        in_parts = run.args.activation_checkpointing or getattr(run.model, "is_activation_checkpointing", False)
         blocks = compile_blocks(run.model, in_parts, **decision.settings)
         if decision.settings.get("mode") in GRAPHS:  # what the pass before put out may be written over
             mark = run.model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
@@ -118,7 +129,7 @@ def _graphs_problem(context: Context) -> str | None:
     asked = f"--compile_mode {args.compile_mode} replays CUDA graphs"
     if context.hardware.kind != "cuda":
         return f"{asked}, and {context.hardware.name} has none: use max-autotune-no-cudagraphs"
-    if recomputes(args):
+    if args.activation_checkpointing:
         return f"{asked}, which layers that are computed again would overwrite: leave one of the two out"
     if args.gradient_accumulation_steps > 1 or args.effective_batch_size:
         why = "and torch adds up gradients of several passes wrongly then"
@@ -140,7 +151,7 @@ def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> 
     """
     blocks = find_blocks(model)
     for block in blocks:
-        for module in _parts(block) if in_parts else [block]:
+        for module in _compilable(block, in_parts):
             module.compile(**options)
     return len(blocks)
 
@@ -148,19 +159,15 @@ def compile_blocks(model: nn.Module, in_parts: bool = False, **options: Any) -> 
 def uncompile_blocks(model: nn.Module) -> None:
     """Lets every block of `model` run as written."""
     for block in find_blocks(model):
-        for module in [block, *_parts(block)]:
+        for module in block.modules():
             module._compiled_call_impl = None  # Module.compile has no counterpart
 
 
-def _parts(block: nn.Module) -> list[nn.Module]:
-    """Returns what a block calls one after the other (attention, feed-forward): its children with matrices."""
-    parts: list[nn.Module] = []
-    for child in block.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            parts += _parts(child)
-        elif any(weight.dim() >= 2 for weight in child.parameters()):
-            parts.append(child)
-    return parts
+def _compilable(module: nn.Module, in_parts: bool) -> list[nn.Module]:
+    """Returns the module itself, or its parts where a checkpoint stands around or in it."""
+    if not (in_parts or find_recomputed(module)):
+        return [module]
+    return [one for part in block_parts(module) for one in _compilable(part, in_parts=False)]
 
 
 def _train_once(run: Run, samples: list[Sample]) -> None:
@@ -175,3 +182,54 @@ def _train_once(run: Run, samples: list[Sample]) -> None:
                     states.sum().backward()
     finally:
         run.model.zero_grad(set_to_none=True)
+
+
+class ActivationCheckpointing(Speedup):
+    """Attention, feed-forward layers, whole layers or every n-th computed again in the backward pass: less memory.
+
+    Class I: losses and gradients are those without, bit for bit, with dropout too. `--activation_checkpointing`
+    `attention`, `feed_forward`, `layers` or a number n, of any model with repeated layers that train
+    (`models/blocks.py`); `true` is Trainer's own, of all layers, for models of transformers.
+    With compiled blocks (`compile`), what stands within a checkpoint is compiled.
+    Hardware: any. Cost: the forward pass of these parts, once more; bytes against time are in
+    `benchmarks/results/activation_checkpointing_cpu.json`.
+    Conflicts: FSDP's own checkpointing, DataParallel, `--activation_checkpointing_kwargs`.
+    Source: torch.utils.checkpoint, without re-entry.
+    """
+
+    NAME = "activation_checkpointing"
+
+    def decide(self, context: Context) -> Decision:
+        """Applies a word or a number, and refuses what Trainer would take for `true` or would not do."""
+        asked = context.args.activation_checkpointing
+        if isinstance(asked, bool):
+            return context.unasked(self.NAME, "give --activation_checkpointing attention, feed_forward, layers or n")
+        settings = {"recomputes": "layers", "every_n_layers": 1}
+        settings["every_n_layers" if isinstance(asked, int) else "recomputes"] = asked
+        fsdp2 = read_fsdp2(context.args)
+        problem = context.replicas
+        if self.left_out(context):
+            problem = "--without activation_checkpointing leaves it out: take one of them"
+        elif fsdp2 and fsdp2.activation_checkpointing:
+            problem = "fsdp_activation_checkpointing of the YAML computes all layers again: take one of them"
+        elif context.args.activation_checkpointing_kwargs:
+            problem = "--activation_checkpointing_kwargs are for true: leave them out"
+        elif context.caches_all_inputs or not context.model.blocks:
+            problem = "no repeated layer trains: leave it out"
+        if problem:
+            return refused(f"--activation_checkpointing {asked}: {problem}")
+        what = f"every {asked}. layer" if isinstance(asked, int) else asked
+        return applied(f"{what} of {context.model.blocks} again in the backward pass", settings)
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Changes the forwards; keeps Trainer from its own form. Refuses where layers have no such part."""
+        number = recompute(run.model, *decision.settings.values())
+        if not number:
+            return refused(f"no repeated layer that trains has an {decision.settings['recomputes']} part: use layers")
+        run.on_end(partial(keep_activations, run.model))
+        run.args.activation_checkpointing = False
+        return decision.with_evidence(checkpoints=number)
+
+    def count(self, costs: Costs, settings: Settings) -> Costs:
+        """Sets what is computed again."""
+        return replace(costs, **settings)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from .attention import Attention
 from .base import Speedup
-from .batch_size import BatchSize, TokenBudget
-from .compile import Compile
+from .batch_size import BatchSize, LrScaling, TokenBudget
+from .compile import ActivationCheckpointing, Compile
 from .encoder_precision import EncoderPrecision
 from .fused_layers import FusedGelu, FusedQkv, MaskedLMHead
 from .lora import HalfBase, Lora
@@ -35,6 +35,7 @@ REGISTRY: tuple[Speedup, ...] = (
     EmbeddingCache(),
     BatchSize(),
     LengthBuckets(),
+    LrScaling(),
     LengthGrouping(),
     TokenBudget(),
     DataLoading(),
@@ -42,6 +43,7 @@ REGISTRY: tuple[Speedup, ...] = (
     CpuOffload(),
     Sharding(),  # once no layer changes its class any more, and no weights are added
     Ddp(),
+    ActivationCheckpointing(),  # around what the others left
     Compile(),  # last: it compiles what the others left
 )
 

@@ -10,7 +10,7 @@ from peft import PeftModel
 from ..errors import ArgumentError
 from ..models import choose_classes, unused_parameters
 from ..processes import fsdp_version, offload_device, read_fsdp2, replaces_optimizer, zero_stage
-from .base import ADAMW, Context, Decision, Run, Speedup, applied, off, optimizer_name, recomputes, refused
+from .base import ADAMW, Context, Decision, Run, Speedup, applied, off, optimizer_name, refused
 
 LOSES_ADAPTERS = (
     "fsdp_activation_checkpointing renames the layers that a PeftModel looks for its adapters in, and PEFT would save "
@@ -69,7 +69,7 @@ class Sharding(Speedup):
         # DDP fails on a trainable weight without a gradient where Trainer does not let it look for such weights.
         if args.ddp_find_unused_parameters is False:
             return applied("DDP with ddp_find_unused_parameters=False", {"is_sharded": False})
-        if recomputes(args):
+        if args.activation_checkpointing is True:
             return applied("DDP with activation checkpointing", {"is_sharded": False})
         return off(WHOLE)
 

@@ -200,6 +200,8 @@ def stock_arguments(args: FastTrainingArguments, explicit: frozenset[str], **cha
     """
     foreign = explicit & OWN_FIELDS.keys() - {"preset", "embedding_cache_dir"}
     asked = sorted(name for name in foreign if getattr(args, name) not in (None, False, [], "no"))
+    if not isinstance(args.activation_checkpointing, bool):
+        asked.append(f"activation_checkpointing {args.activation_checkpointing}")
     if asked:
         raise ArgumentError(f"--stock_trainer has none of {', '.join(asked)}: leave them out, or train without it.")
     if args.load_best_model_at_end and evaluates_apart(args):

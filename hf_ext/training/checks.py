@@ -113,6 +113,13 @@ def check_training(args: FastTrainingArguments, rows: Any, model: nn.Module | No
             f"batch (per_device_train_batch_size={args.per_device_train_batch_size}, {args.world_size} process(es)). "
             "Leave dataloader_drop_last out, or lower per_device_train_batch_size."
         )
+    every = args.keep_every_epochs or 0
+    is_too_short = args.max_steps < 0 and args.num_train_epochs < every
+    if every and (is_too_short or args.save_strategy == "best" or not has_numbered_rows(rows or [])):
+        raise ArgumentError(
+            f"keep_every_epochs={every}: needs that many epochs (num_train_epochs={args.num_train_epochs:g}) of rows "
+            "whose number is known, which streams do not have, and another --save_strategy than best."
+        )
     if args.max_steps == 0:
         raise ArgumentError(
             "max_steps=0 trains nothing. Give a number of optimizer steps, or leave it out (-1) to train for "

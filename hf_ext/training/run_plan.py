@@ -13,6 +13,7 @@ from transformers import TrainingArguments, enable_full_determinism, set_seed
 
 from ..checkpoints import find_other_run
 from ..data import kept_random_states, reads_text
+from ..errors import ArgumentError
 from ..files import describe_failure, is_disk_failure
 from ..models import replaced
 from ..plan import Plan, describe_model, make_plan
@@ -126,7 +127,7 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, 
 
     Raises:
         PlanRefused: a request would do something else than asked on this machine, model or data.
-        ArgumentError: an optimizer that DeepSpeed would not take.
+        ArgumentError: an optimizer that DeepSpeed would not take, or whose rate is its own, with `lr_scaling`.
     """
     args = complete_arguments(given.get("args"))
     model, collator, dataset = (given.get(name) for name in ("model", "data_collator", "train_dataset"))
@@ -145,6 +146,9 @@ def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, 
         args.dataloader_persistent_workers = False
     check_fsdp(args)
     check_parallelism(args, describe_model(model).families)
-    check_given(args, given.get("optimizers") or ())
+    optimizers = given.get("optimizers") or ()
+    check_given(args, optimizers)
+    if args.lr_scaling and any((*optimizers, given.get("optimizer_cls_and_kwargs"))):
+        raise ArgumentError("lr_scaling: the trainer was given an optimizer, which has its own rate. Leave one out.")
     run = Run(args, model, collator, dataset, own_loss=own_loss, own_batches=own_batches)
     return PlannedRun(plan, run, keeps_records)

@@ -19,7 +19,7 @@ import psutil
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..checkpoints import CheckpointStore
+from ..checkpoints import CheckpointStore, ends_nth_epoch
 from ..errors import DataWorkerDied, leave_terminal
 from ..models import replaced
 from ..processes import Team
@@ -190,8 +190,13 @@ class Stopper(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Takes up a save that waited for the epoch's end; Trainer calls it where it leaves an epoch early, too."""
-        control.should_save |= self._save_is_postponed
+        """Takes up a save that waited for the epoch's end, and those of `keep_every_epochs`.
+
+        Trainer calls it where it leaves an epoch early, too.
+        """
+        control.should_save |= self._save_is_postponed or ends_nth_epoch(
+            state.epoch or 0.0, self._trainer.args.keep_every_epochs
+        )
         self._save_is_postponed = False
         if self.reason is not None:
             control.should_evaluate &= self._is_epoch_over

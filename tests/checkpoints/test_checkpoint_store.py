@@ -196,10 +196,21 @@ def test_room_is_made_of_the_least_value_first_and_never_of_the_newest(excess, b
     assert steps_for_room(entries(1, 2, 3, 4), excess, best, Policy(None, True), is_new_best) == outcome
 
 
+def test_room_is_made_of_every_nth_epoch_after_all_others_but_before_the_best_and_beyond_no_limit():
+    there = [replace(entry, is_kept=entry.step in (2, 4, 6)) for entry in entries(1, 2, 3, 4, 5, 6, 7)]
+    policy = Policy(2, True)
+    assert steps_for_room(there, 30, 1, policy, False) == [3, 5, 2]
+    assert steps_for_room(there, 50, 1, policy, False) == [3, 5, 2, 4, 6]
+    assert steps_for_room(there, 51, 1, policy, False) is None  # the best and the newest stay
+    assert steps_beyond_limit(there, 1, policy) == [3, 5]
+    assert steps_beyond_limit(there, 7, policy) == [1, 3, 5]
+
+
 def test_random_runs_never_break_the_budget_nor_lose_the_last_checkpoint_or_the_best():
     for seed in range(300):
         draw = random.Random(seed)
         policy = Policy(draw.choice([None, 1, 2, 3]), draw.random() < 0.5)
+        every = draw.choice([5, 1000])
         budget = needed_bytes(SIZES, policy, 500) + draw.choice([0, 0, FULL, 3 * FULL])
         disk: dict[int, Entry] = {}
         best = None
@@ -209,14 +220,15 @@ def test_random_runs_never_break_the_budget_nor_lose_the_last_checkpoint_or_the_
             for gone in steps_for_room([*disk.values()], excess, best, policy, is_best):
                 del disk[gone]
                 assert any(entry.is_resumable for entry in disk.values())  # also if it is killed here
-            disk[step] = Entry(step, draw.randint(FULL - 9, FULL))
+            disk[step] = Entry(step, draw.randint(FULL - 9, FULL), is_kept=step % every == 0)
             assert 500 + sum(entry.num_bytes for entry in disk.values()) <= budget, (seed, step)
             best = step if is_best else best
             for gone in steps_beyond_limit([*disk.values()], best, policy):
                 del disk[gone]
             assert disk[step].is_resumable
             assert best in disk or not policy.keep_best
-            assert policy.limit is None or len(disk) <= max(policy.limit, 1 + (policy.keep_best and best != step))
+            num_others = sum(not entry.is_kept for entry in disk.values())
+            assert policy.limit is None or num_others <= max(policy.limit, 1 + (policy.keep_best and best != step))
 
 
 def test_a_budget_one_byte_too_small_is_refused_with_the_arithmetic_and_the_one_that_works():

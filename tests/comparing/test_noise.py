@@ -107,6 +107,32 @@ def test_criteria_that_hold_pass_and_each_can_fail_alone() -> None:
     assert ("not measured" in result["criteria"][0]["line"], result["passed"]) == (True, False)
 
 
+def test_a_drop_within_a_share_of_the_baselines_metric_is_judged_by_its_interval() -> None:
+    def judged(limit: str, rounds: int = 3, **given: Any) -> str:
+        runs = []
+        # Drops of 0.04, 0.06, 0.02 from 2.0: mean 0.04, half 4.3027 * 0.02 / sqrt(3) = 0.0497: [-0.0097, 0.0897].
+        for round_, last in enumerate([2.04, 2.06, 2.02][:rounds]):
+            runs += [make_run(BASE, round_, 1.0), make_run(FAST, round_, 0.5, (3.0, last))]
+        (found,) = analyzed(runs, max_metric_drop=limit, **given)["criteria"]
+        assert found["line"].startswith(found["verdict"])
+        return found["verdict"]
+
+    assert judged("5%") == "PASS"  # of 2.0: 0.1
+    assert judged("3%") == "TOO NOISY TO TELL"  # 0.06
+    assert judged("-1%") == "FAIL"  # more than 0.02 better
+    assert judged("3%", greater_is_better=True) == "PASS"
+    assert judged("3%", rounds=1) == "TOO NOISY TO TELL"  # which says nothing of how rounds vary
+    assert (judged("0.05", rounds=1), judged("0.03", rounds=1)) == ("PASS", "FAIL")
+    assert judged("3%", metric="absent") == "FAIL"
+
+
+def test_a_limit_that_is_no_number_is_refused_before_the_first_run(tmp_path) -> None:
+    for limit in ("three", "3%%", "%", "nan", "inf%"):
+        with pytest.raises(ArgumentError, match="--max_metric_drop"):
+            commands.compare(["--output_dir", str(tmp_path / "x"), "--max_metric_drop", limit])
+    assert not (tmp_path / "x").exists()
+
+
 def test_what_fails_anyway_is_not_too_noisy() -> None:
     for limit, is_noisy in ((1.5, True), (0.5, False)):
         assert analyzed(three_rounds(), min_speedup=2.0, max_memory_gib=limit)["too_noisy"] == is_noisy

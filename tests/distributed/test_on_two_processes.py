@@ -115,6 +115,20 @@ def test_both_processes_hear_how_a_push_went(ranks, launched):
     assert hub.count("POST", "me/good/commit") == len(hub.repositories["me/good"].messages) - 1  # one process talks
 
 
+def test_parts_computed_again_end_in_the_weights_of_a_run_that_keeps_all(ranks):
+    for rank in ranks:
+        found = rank["recomputes"]
+        assert found.pop("anew") > 1e-4  # what the others would be if dropout were drawn anew
+        assert max(found.values()) < 1e-6
+        assert len(found) == 5
+
+
+def test_the_learning_rate_follows_the_rows_of_all_processes(ranks):
+    # 4 rows x 2 passes x 2 processes are 16, 8 times the 2 that 0.001 was chosen for.
+    words = "learning_rate 0.001 x 8 = 0.008: 16 rows per step over 2, linear"
+    assert [rank["scales_the_rate"] for rank in ranks] == [[words, [0.008, 0.008]]] * 2
+
+
 def shards(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("rows-*")}
 

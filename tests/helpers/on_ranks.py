@@ -35,6 +35,7 @@ import hf_ext.trainer
 from hf_ext.embeddings.encode import SMALLEST_SHARD
 from hf_ext.errors import ArgumentError, DataError, HfExtError, PlanRefused
 from hf_ext.hub import HubError, push
+from hf_ext.models import recompute
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 
@@ -224,6 +225,31 @@ def finds_the_cache_full(folder: Path) -> dict[str, Any]:
 
 def dies_filling_the_cache(folder: Path) -> None:
     fills_the_cache(folder, dies=True)
+
+
+@check
+def recomputes(folder: Path) -> dict[str, float]:
+    """How far a run with dropout ends from one that keeps all activations; "anew": of dropout that is drawn again."""
+    weights = {}
+    for asked in (None, "attention", "feed_forward", "layers", 2, "anew"):
+        given = {"activation_checkpointing": None if asked == "anew" else asked, "max_steps": 2}
+        args = make_masked_args(folder / str(asked), **given)
+        trainer = FastTrainer(make_wide_esm(hidden_dropout_prob=0.1), args, pad_rows, make_masked_rows())
+        if asked == "anew":
+            recompute(trainer.model, "layers", preserve_rng_state=False)
+        trainer.train()
+        weights[str(asked)] = torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+    return {asked: float((found - weights["None"]).abs().max()) for asked, found in weights.items()}
+
+
+@check
+def scales_the_rate(folder: Path) -> list[Any]:
+    """The plan's words, and the rates of the optimizer's groups in the first step."""
+    given = {"lr_scaling": "linear", "lr_base_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 1}
+    args = make_masked_args(folder, learning_rate=1e-3, lr_scheduler_type="constant", **given)
+    trainer = FastTrainer(make_wide_esm(), args, pad_rows, make_masked_rows())
+    trainer.train()
+    return [trainer.plan["lr_scaling"].reason, [group["lr"] for group in trainer.optimizer.param_groups]]
 
 
 def count_gloo_threads() -> int:

@@ -13,7 +13,7 @@ from hf_ext.memory import MemoryModel, TrainConfig, optimizer_bytes
 from hf_ext.memory.fakes import autocast_rule
 from hf_ext.memory.probe import GRADIENTS, WEIGHTS
 from hf_ext.memory.stored import gradient_bytes, weight_bytes
-from hf_ext.models import find_base_layers
+from hf_ext.models import find_base_layers, recompute
 
 pytestmark = pytest.mark.internals
 
@@ -94,7 +94,8 @@ def test_a_frozen_base_in_half_precision_takes_half():
 
 ROUNDING = 64 * BLOCK_BYTES  # tensors that live at once, each rounded for its own number of rows
 
-CONFIGS = [TrainConfig(5, recomputes, half) for recomputes in (False, True) for half in (False, True)]
+AGAIN = (False, True, "attention", "feed_forward", "layers")
+CONFIGS = [TrainConfig(5, recomputes, half) for recomputes in AGAIN for half in (False, True)]
 
 
 def peaks(subject, config):
@@ -115,12 +116,33 @@ REAL = {
     "full": ({}, TrainConfig(5)),
     "full, bf16": ({}, TrainConfig(5, half=True)),
     "recomputing": ({}, TrainConfig(5, True, half=True)),
+    "recomputing every second": ({}, TrainConfig(5, True, every_n_layers=2)),
+    "recomputing attention": ({"family": "t5"}, TrainConfig(5, "attention")),
+    "recomputing feed-forward": ({}, TrainConfig(5, "feed_forward")),
+    "recomputing every third": ({}, TrainConfig(5, "layers", half=True, every_n_layers=3)),
     "LoRA": ({"training": "lora"}, TrainConfig(5, half=True)),
     "frozen": ({"training": "frozen"}, TrainConfig(5)),
     "eager": ({"attention": "eager"}, TrainConfig(5)),
     "T5": ({"family": "t5"}, TrainConfig(5)),
     "BERT": ({"family": "bert"}, TrainConfig(5, half=True)),
 }
+
+
+def recompute_as(config, model):
+    if config.recomputes is True:
+        model.activation_checkpointing_enable(every_n_layers=config.every_n_layers)
+    elif config.recomputes:
+        recompute(model, config.recomputes, config.every_n_layers)
+
+
+def test_each_nth_layer_lies_between_all_layers_and_none_and_no_layer_stands_for_another():
+    counted = [
+        sum(make_subject(make_model()).timeline(TrainConfig(5, recomputes, every_n_layers=every)).peak())
+        for recomputes, every in ((False, 1), ("layers", 3), ("layers", 2), ("layers", 1))
+    ]
+    assert counted == sorted(counted, reverse=True)
+    assert len({*counted}) == 4
+    assert not make_subject(make_model()).timeline(TrainConfig(5, "layers", every_n_layers=2)).repeats
 
 
 @pytest.mark.sampled(12)
@@ -130,8 +152,7 @@ def test_fake_tensors_hold_what_real_ones_hold(name):
     labelled = settings.get("family", "esm") == "esm"
     subject = make_subject(make_model(**settings), kind="cpu", labelled=labelled)
     model = make_model(device="cpu", **settings)
-    if config.recomputes:
-        model.activation_checkpointing_enable()
+    recompute_as(config, model)
     ids = torch.randint(4, 24, (5, 16))
     mask = torch.ones_like(ids)
     mask[0, 9:] = 0  # some padding: else transformers leaves the mask out

@@ -127,3 +127,29 @@ def test_compiled_and_recomputed_is_the_run_without_either(tmp_path, given):
     assert count_graphs() == before
     trainer.end()
     assert first.attention._compiled_call_impl is None
+
+
+COMPILED = {  # what is computed again -> parts of the first layer and of the second one that are compiled
+    "attention": (["attention.self", "attention.output", "intermediate", "output"],) * 2,
+    "feed_forward": (["attention", "intermediate", "output"],) * 2,
+    "2": (["attention", "intermediate", "output"], [""]),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("again", COMPILED)
+def test_parts_that_are_computed_again_are_compiled_within_their_checkpoint(tmp_path, again):
+    blocks = {**PACKED, "speedups": [*PACKED["speedups"], "compile"]}
+    stock = make_trainer(tmp_path / "stock", **PACKED)
+    given = {"given": blocks, "activation_checkpointing": again}
+    trainer = compiled_trainer(tmp_path / "run", "aot_eager", **given)
+    layers = trainer.model.esm.encoder.layer[:2]
+    assert trainer.plan.applied("activation_checkpointing")
+    for layer, expected in zip(layers, COMPILED[again], strict=True):
+        found = [name for name, part in layer.named_modules() if part._compiled_call_impl is not None]
+        assert sorted(found) == sorted(expected)
+    before = count_graphs()
+    for each in (stock, trainer):
+        each.train()
+    assert largest_weight_difference(stock.model, trainer.model) < 1e-6
+    assert count_graphs() == before

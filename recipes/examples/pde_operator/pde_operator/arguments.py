@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from hf_ext.arguments import NOT_NEGATIVE, REQUIRE, SEED, Count, check_ranges, option, ranges_in_types
 from hf_ext.errors import ArgumentError
@@ -25,12 +25,18 @@ class OperatorArguments:
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *("tasks", "dataset_name", "resolution", "num_train_samples"),
+        *("stage", "init_from", "tasks", "dataset_name", "resolution", "num_train_samples"),
         *("hidden_size", "num_hidden_layers", "preset", "effective_batch_size"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
     )
 
+    stage: Literal["operator", "physics"] = option(
+        "operator",
+        "operator: a new one, or a trained one further. physics: a trained one goes on with physics priors in every "
+        "step and no inverse losses.",
+    )
+    init_from: str | None = option(None, "Folder of a trained operator of the same tasks and sizes, to go on from.")
     tasks: list[str] = option([*TASKS], f"What is learned in one run: {', '.join(TASKS)}.")
     dataset_name: list[str] | None = option(
         None, "HDF5 files of PDEBench, 1D_Advection, 2D_DarcyFlow or both; left out: data are generated."
@@ -49,9 +55,15 @@ class OperatorArguments:
     num_queries: Count | None = option(
         None, "Points of each sample and task that a training step decodes; left out: half of all."
     )
-    inverse_loss_every: Every = option(4, "Inverse losses in every n-th optimizer step; 0: never, 1: always.")
+    inverse_loss_every: Every | None = option(
+        None,
+        "Inverse losses in every n-th optimizer step; 0: never, 1: always; left out: 4, in the stage physics 0.",
+    )
     inverse_loss_weight: Weight = option(0.1, "Of the inverse losses, beside 1 for the data.")
-    physics_every: Every = option(4, "Physics priors in every n-th optimizer step; 0: never, 1: always.")
+    physics_every: Every | None = option(
+        None,
+        "Physics priors in every n-th optimizer step; 0: never, 1: always; left out: 4, in the stage physics 1.",
+    )
     physics_weight: Weight = option(0.05, "Of the physics priors, beside 1 for the data.")
     stock_trainer: bool = option(
         False, "Train with transformers.Trainer itself, the control that comparisons measure against."
@@ -60,6 +72,12 @@ class OperatorArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self, ranges_in_types(OperatorArguments))
+        if self.stage == "physics" and self.init_from is None:
+            raise ArgumentError("--stage physics goes on from a trained operator: give its folder, --init_from FOLDER.")
+        if self.inverse_loss_every is None:
+            self.inverse_loss_every = 0 if self.stage == "physics" else 4
+        if self.physics_every is None:
+            self.physics_every = 1 if self.stage == "physics" else 4
         OperatorConfig(**self.shape)  # refuses what no model has
         if self.queries_per_step > self.resolution**2:
             raise ArgumentError(
@@ -75,5 +93,5 @@ class OperatorArguments:
     @property
     def shape(self) -> dict[str, Any]:
         """Fields of `OperatorConfig`, without the units of the data."""
-        names = ("tasks", "task_weights", "resolution", "patch_size", "hidden_size")
+        names = ("stage", "tasks", "task_weights", "resolution", "patch_size", "hidden_size")
         return {name: getattr(self, name) for name in (*names, "num_hidden_layers", "num_attention_heads")}

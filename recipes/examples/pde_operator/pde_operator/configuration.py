@@ -90,6 +90,7 @@ class OperatorConfig(PretrainedConfig):
     """Configuration of `OperatorTransformer`.
 
     Args:
+        stage: of training, by which a run knows that it does not continue that of another stage.
         tasks: names from `TASKS`; their order is that of predictions and labels.
         task_weights: of each task's loss; None: 1 each.
         resolution: r: Darcy flow on r x r cells, advection on r * r / 4 points; inputs have this grid and no other.
@@ -111,6 +112,7 @@ class OperatorConfig(PretrainedConfig):
 
     model_type = "hf_ext_operator"
 
+    stage: str = "operator"
     tasks: list | None = None
     task_weights: list | None = None
     resolution: int = 64

@@ -17,7 +17,7 @@ from .configuration import TASKS, OperatorConfig
 from .data import OperatorRows
 from .model import OperatorTransformer
 from .results import ErrorMetrics
-from .steps import build_collator, build_terms
+from .steps import build_collator, build_terms, check_start
 
 
 def make_dry_run(given: OperatorArguments, args: Any, hardware: Hardware) -> DryRun:
@@ -30,6 +30,7 @@ def make_dry_run(given: OperatorArguments, args: Any, hardware: Hardware) -> Dry
         dry_run.attempt("arguments", lambda: require_base(None))
     metrics = ErrorMetrics(given.tasks).row_metrics
     dry_run.attempt("arguments", lambda: check_metric_name(args.metric_for_best_model, metrics))
+    dry_run.attempt("arguments", lambda: check_start(given, str(args.output_dir)))
     args = dry_run.resolve_stock(given, args)
     if not given.dataset_name:
         dry_run.notes.append(
@@ -54,7 +55,7 @@ def _dry_run_stage(given: OperatorArguments, args: Any) -> Stage:
     num_rows = {"train": given.num_train_samples, **dict.fromkeys(("validation", "test"), given.num_eval_samples)}
     per_row = {"grid": len(config.tasks or []) * config.num_tokens}
     part = Part(
-        "a new operator",
+        f"the operator of {given.init_from}" if given.init_from else "a new operator",
         "full",
         config.hidden_size,
         sum(parameter.numel() for parameter in model.parameters()),

@@ -15,7 +15,24 @@ from .configuration import TASKS, OperatorConfig, Task
 
 
 class OperatorBlock(GradientCheckpointingLayer):
-    """A pre-norm Transformer block: attention among all tokens, then a feed-forward layer with GELU.
+    """A pre-norm Transformer block: attention among all tokens, then a feed-forward layer."""
+
+    def __init__(self, config: OperatorConfig):
+        super().__init__()
+        self.attention = OperatorAttention(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden_states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """Maps (B, T, d) to (B, T, d).
+
+        `cosines` and `sines`, (B, 1, T, d / heads / 2), float32, of the tokens' angles.
+        """
+        hidden_states = hidden_states + self.attention(hidden_states, cosines, sines)
+        return hidden_states + self.feed_forward(hidden_states)
+
+
+class OperatorAttention(nn.Module):
+    """Norm and attention among all tokens.
 
     Queries and keys are rotated by where their tokens lie (RoPE, arXiv:2104.09864), so that attention knows how far
     two tokens are apart. Without it, the demo's error of advection was 0.85 after 350 steps, with it 0.06 after 250.
@@ -27,28 +44,34 @@ class OperatorBlock(GradientCheckpointingLayer):
         self.config = config
         width = config.hidden_size
         self.num_heads = config.num_attention_heads
-        self.attention_norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_output = nn.Linear(width, width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward = nn.Linear(width, config.intermediate_size or 4 * width)
-        self.feed_forward_output = nn.Linear(self.feed_forward.out_features, width)
+        self.output = nn.Linear(width, width)
 
     def forward(self, hidden_states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """Maps (B, T, d) to (B, T, d).
-
-        `cosines` and `sines`, (B, 1, T, d / heads / 2), float32, of the tokens' angles.
-        """
+        """Maps as `OperatorBlock` does."""
         rows, tokens, _ = hidden_states.shape
-        heads = self.query_key_value(self.attention_norm(hidden_states)).view(rows, tokens, 3, self.num_heads, -1)
+        heads = self.query_key_value(self.norm(hidden_states)).view(rows, tokens, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         query = rotate(query, cosines, sines)
         key = rotate(key, cosines, sines)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
         attended, _ = attend(self, query, key, value, None, is_causal=False)
-        hidden_states = hidden_states + self.attention_output(attended.flatten(2))
-        inner = functional.gelu(self.feed_forward(self.feed_forward_norm(hidden_states)))
-        return hidden_states + self.feed_forward_output(inner)
+        return self.output(attended.flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Norm, and two layers with GELU between them."""
+
+    def __init__(self, config: OperatorConfig):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size or 4 * config.hidden_size)
+        self.output = nn.Linear(self.inner.out_features, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Maps (B, T, d) to (B, T, d)."""
+        return self.output(functional.gelu(self.inner(self.norm(hidden_states))))
 
 
 def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

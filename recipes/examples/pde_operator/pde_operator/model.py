@@ -106,7 +106,7 @@ class OperatorTransformer(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, OperatorBlock):
             depth = (2 * self.config.num_hidden_layers) ** 0.5
-            for last in (module.attention_output, module.feed_forward_output):
+            for last in (module.attention.output, module.feed_forward.output):
                 init.normal_(last.weight, mean=0.0, std=last.in_features**-0.5 / depth)
         else:
             super()._init_weights(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,16 +60,39 @@ def build_rows(samples: Samples) -> dict[str, OperatorRows]:
 
 
 def build_model(args: OperatorArguments, train: Mapping[str, Mapping[str, np.ndarray]]) -> OperatorTransformer:
-    """Builds a new operator with the units of the training samples."""
-    return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
+    """Builds an operator: a new one with the units of the training samples, or that of `init_from`."""
+    if args.init_from is None:
+        return OperatorTransformer(OperatorConfig(**args.shape, **measure_units(train)))  # type: ignore[arg-type]
+    config = OperatorConfig.from_pretrained(args.init_from)
+    config.stage = args.stage
+    config.task_weights = OperatorConfig(**args.shape).task_weights
+    return OperatorTransformer.from_pretrained(args.init_from, config=config)
+
+
+def check_start(args: OperatorArguments, output_dir: str) -> None:
+    """Refuses an `init_from` that is no operator of these tasks and sizes, or whose own run would go on."""
+    if args.init_from is None:
+        return
+    told = f"--init_from {args.init_from}"
+    if not (Path(args.init_from) / "config.json").is_file():
+        raise ArgumentError(f"{told}: no trained operator is there (no config.json).")
+    if Path(args.init_from).resolve() == Path(output_dir).resolve():
+        raise ArgumentError(f"{told} is the --output_dir, in which that run would go on: give another --output_dir.")
+    trained = OperatorConfig.from_pretrained(args.init_from)
+    new = OperatorConfig(**args.shape)
+    for name in args.shape.keys() - {"stage", "task_weights"}:
+        there = getattr(trained, name)
+        if there != getattr(new, name):
+            words = " ".join(there) if name == "tasks" else there
+            raise ArgumentError(f"{told}: its {name} is {there}, not {getattr(new, name)}: give --{name} {words}.")
 
 
 def build_terms(args: OperatorArguments) -> AuxiliaryTerms:
     """Builds what a row's loss has beside the data."""
     return AuxiliaryTerms(
-        inverse_every=args.inverse_loss_every,
+        inverse_every=args.inverse_loss_every or 0,
         inverse_weight=args.inverse_loss_weight,
-        physics_every=args.physics_every,
+        physics_every=args.physics_every or 0,
         physics_weight=args.physics_weight,
     )
 
@@ -90,6 +114,7 @@ class OperatorData:
 def check(run: Run) -> None:
     """Implements `Task.check`."""
     check_metric_name(run.args.metric_for_best_model, ErrorMetrics(run.model_args.tasks).row_metrics)
+    check_start(run.model_args, str(run.args.output_dir))
     if run.args.use_peft:
         require_base(None)
     parse_requirements(run.model_args.require, score_names(run.model_args.tasks))

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.hardware import describe_hardware
+from hf_ext.models import recompute
 from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
@@ -276,6 +277,11 @@ def test_blocks_compile_and_recompute_with_the_same_gradients(make, batch):
     assert are_close(gradients(plain), gradients(compiled))
     assert are_close(gradients(plain), gradients(recomputed))
     assert recomputed.blocks[0].gradient_checkpointing
+    for parts in ("attention", "feed_forward", "layers"):
+        model = make()
+        assert recompute(model, parts) == len(model.blocks)
+        model.train()(**batch).loss.backward()
+        assert are_close(gradients(plain), gradients(model))
 
 
 def test_batches_that_do_not_fit_are_refused(make, batch):

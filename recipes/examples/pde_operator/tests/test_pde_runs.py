@@ -1,15 +1,19 @@
 """train.py as users run it: its scores, a killed run, several processes, and what it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import train
 from launches import ONE_CPU, TWO_CPUS, Launch, run_recipe
+from operators import make_operator, make_samples
+from pde_operator.arguments import OperatorArguments
 from pde_operator.results import score_names
+from pde_operator.steps import build_model, check_start
 from recipe_runs import Finished, kill_at, run
 
-from hf_ext.errors import NotFiniteError
+from hf_ext.errors import ArgumentError, NotFiniteError
 
 RECIPE = "examples/pde_operator/train"
 SMALL = ["--resolution", "16", "--num_train_samples", "24", "--num_eval_samples", "8", "--hidden_size", "16"]
@@ -55,6 +59,40 @@ def test_a_killed_run_goes_on_to_the_same_weights(whole, tmp_path):
     assert whole.difference(resumed) == 0.0
 
 
+@pytest.mark.nightly
+def test_a_killed_further_stage_goes_on_to_the_same_weights_and_continues_no_other_one(whole, tmp_path):
+    words = [*EPOCHS, "--stage", "physics", "--init_from", str(whole.folder), "--save_steps", "1"]
+    once = run(RECIPE, tmp_path, *words, output="once")
+    kill_at("checkpoint-7*", RECIPE, tmp_path, *words, output="killed")
+    resumed = run(RECIPE, tmp_path, *words, output="killed")
+    assert once.difference(resumed) == 0.0
+    assert once.difference(whole) > 0
+    with pytest.raises(AssertionError, match="stage: physics in the checkpoint, operator now"):
+        run(RECIPE, tmp_path, *EPOCHS, output="killed")
+
+
+def test_a_further_stage_begins_with_the_weights_and_units_of_a_trained_operator(tmp_path):
+    trained = make_operator()
+    trained.save_pretrained(tmp_path)
+    shape = {"resolution": 16, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    given = OperatorArguments(**shape, init_from=str(tmp_path), stage="physics", task_weights=[1.0, 3.0])
+    assert (given.inverse_loss_every, given.physics_every) == (0, 1)
+    assert OperatorArguments(init_from=str(tmp_path), stage="physics", physics_every=2).physics_every == 2
+    model = build_model(given, make_samples(24))
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in trained.state_dict().items())
+    assert model.config.target_stds == trained.config.target_stds  # of other samples than those of this run
+    assert (model.config.stage, model.config.task_weights) == ("physics", [1.0, 3.0])
+    check_start(given, str(tmp_path / "other"))
+    for changed, words in (
+        ({"hidden_size": 32}, "its hidden_size is 16, not 32: give --hidden_size 16"),
+        ({"tasks": ["darcy2d"], "task_weights": None}, "give --tasks advection1d darcy2d"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            check_start(replace(given, **changed), str(tmp_path / "other"))
+    with pytest.raises(ArgumentError, match="is the --output_dir"):
+        check_start(given, str(tmp_path))
+
+
 @pytest.mark.parametrize("metric", ["loss", "darcy2d_nrmse"])
 def test_early_stopping_compares_every_metric_that_is_reported(metric, tmp_path):
     words = [*SMALL, "--output_dir", str(tmp_path / "run"), "--save_strategy", "no"]
@@ -89,6 +127,8 @@ def test_a_mistake_names_the_remedy(tmp_path, monkeypatch):
         ("--metric_for_best_model rsme", "nrmse"),
         ("--num_train_samples 0", "num_train_samples=0: must be at least 1"),
         ("--samples_seed 4294967296", "from 0 to 4294967295"),
+        ("--stage physics", "give its folder, --init_from"),
+        ("--init_from nowhere", "no trained operator is there"),
         ("--use_peft true", "start from a model that was saved"),
     ):
         with pytest.raises(Exception, match=message):
