@@ -196,7 +196,7 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
         "layer": trainer.model.config.layer_choice,
         "ensemble": data.ensemble,
         "prediction_intervals": intervals,
-        "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
+        "requirements": check_requirements(data.requirements, {**test.scores[MODEL], **trained.metrics}) or None,
     }
     results = collect_results(run, trainer, test, data.loaded, records)
     run.log.info("\n%s\n", test.table())
