@@ -171,6 +171,8 @@ def compare(name: str = "compare_mlm_8M_cpu") -> str:
 def progression(name: str) -> str:
     """Phases of a list of speed-ups, each on top of those before it, beside what the list claims."""
     result = read(name)
+    if "against" in result:  # comparison.json of `hf-ext compare --progression`
+        return progression_here(result)
     rows = []
     for phase in result["phases"]:
         claimed = "-".join(f"{end:g}" for end in dict.fromkeys(phase["claimed"] or [])) or "-"
@@ -183,6 +185,25 @@ def progression(name: str) -> str:
     whole = result["whole"]
     claimed = "-".join(f"{end:g}" for end in dict.fromkeys(whole["claimed"]))
     rows.append([f"**{whole['phases']} phases together**", claimed, times(whole["speedup"]), "", ""])
+    return table(
+        rows, ["phase", "claimed, times", "here, over the phase before", "over the baseline", "its final loss"]
+    )
+
+
+def progression_here(result: dict[str, Any]) -> str:
+    """The same of what `hf-ext compare --progression` writes."""
+    base = result["sides"]["base"]
+    rows = []
+    for phase in result["phases"]:
+        claimed = "-".join(f"{end:g}" for end in phase["claimed"]) or "-"
+        side = result["sides"].get(phase["name"])
+        if side is None:
+            rows.append([phase["name"], claimed, phase["note"], "-", "-"])
+            continue
+        loss = f"{side['final_loss']['value'] - base['final_loss']['value']:+.1e}"
+        is_same = side["sequences_per_step"] == base["sequences_per_step"]
+        factors = [times(side["factor"]), times(side["so_far"])]
+        rows.append([phase["name"], claimed, *factors, loss if is_same else "other rows per step"])
     return table(
         rows, ["phase", "claimed, times", "here, over the phase before", "over the baseline", "its final loss"]
     )

@@ -97,14 +97,15 @@ def make_parts(
     evaluator = Evaluator(trainer, team, stopper, (early_stopping, collapse_alarm), one_pass, make_loader, save)
     loaders = Loaders(trainer, planned)
     run_clock = RunClockCallback()
-    carried = (loaders, run_clock, evaluator, collapse_alarm, early_stopping)
+    speed_line = SpeedLine(throughput, lambda: trainer.callback_handler.callbacks)
+    carried = (loaders, run_clock, speed_line, evaluator, collapse_alarm, early_stopping)
     keep = partial(Retention, trainer, backend, plan, early_stopping.num_bytes)
     saver = Saver(trainer, team, backend, stopper, carried, keep, push=lambda step: pusher.push_checkpoint(step))
     pusher = Pusher(trainer, team, stopper, saver)
     return Parts(
         checks=Checks(trainer, backend, losses),
         throughput=throughput,
-        speed_line=SpeedLine(throughput, lambda: trainer.callback_handler.callbacks),
+        speed_line=speed_line,
         profiler=StepProfiler(throughput),
         run_clock=run_clock,
         loaders=loaders,

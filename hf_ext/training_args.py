@@ -228,11 +228,13 @@ def _read_types(args: Any) -> None:
 
 def _check_values(args: FastTrainingArguments) -> None:
     """Checks words, numbers and texts that Trainer would read only after data and model are ready."""
+    from .reporting import read_baseline
     from .speedups import REGISTRY  # all models of transformers that they change: `--help` does without
 
     check_ranges(args, RANGES)
     if (args.lr_scaling is None) != (args.lr_base_batch_size is None):
         raise ArgumentError("lr_scaling and lr_base_batch_size need each other: give both, or neither.")
+    read_baseline(args.baseline_rate)
     names = [speedup.NAME for speedup in REGISTRY]
     for name, allowed in (("speedups", ["all", *names]), ("without", ["all", "numerics", *names])):
         for word in getattr(args, name) or ():

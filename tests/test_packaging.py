@@ -63,7 +63,7 @@ def test_the_wheel_holds_the_package_and_files_to_launch_with_and_no_recipe(inst
     launched = {f"hf_ext/launch/{path.name}" for path in (ROOT / "launch").glob("*.*") if path.suffix != ".md"}
     settings = {f"hf_ext/{path.relative_to(ROOT)}" for name in SHIPPED for path in (ROOT / name).glob("*.yaml")}
     assert len(launched) == 5
-    assert len(settings) == 23
+    assert len(settings) == 25
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_ext/reporting/templates").iterdir()}
     held = {name for name in inside if name.startswith("hf_ext/")}
     assert held == {*code, *launched, *settings, *pages, "hf_ext/py.typed", "hf_ext/hardware.csv"}

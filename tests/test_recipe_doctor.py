@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_an_argument_of_the_generator_asks_about_its_stages(doctor):
 
 @pytest.mark.nightly
 def test_every_config_is_examined(doctor):
-    left_out = "mlm_stock_best"  # a side of a comparison
+    left_out = ("mlm_stock_best", "progression_")  # of comparisons
     examined = [path.name for path in CONFIGS if not path.name.startswith(left_out)]
     assert len(examined) == 12
     for name in examined:
@@ -92,6 +93,25 @@ def test_every_config_is_examined(doctor):
         assert status == 1  # their data lie nowhere here
         assert "STOPS data: data/" in page
         assert "on A100-80GB" in page
+
+
+def test_several_machines_are_one_table_with_what_each_would_cost(doctor):
+    words = ["--tower_training", "full", "--bf16", "true", "--device", "t4", "t4", "a100"]
+    status, page = doctor(*words, "--dollars_per_hour", "36000", "72000", "36000")
+    assert status == 0  # on one of them
+    rows = [re.split(r"\s{2,}", line.strip()) for line in page.splitlines()[2:5]]
+    assert [row[:2] for row in rows] == [["T4", "no"], ["T4", "no"], ["A100-40GB", "yes"]]
+    half, twice = ([float(cost.replace(",", "")) for cost in re.findall(r"\$(\S+)", row[4])] for row in rows[:2])
+    assert twice == pytest.approx([2 * cost for cost in half], rel=0.3)  # reading rows took another time
+    assert "T4\nWhat is off, and the remedy:\n  STOPS plan: precision: bf16 is not native on T4" in page
+    status, page = doctor(*words[:-2], "--dollars_per_hour", "36000")
+    cost = re.search(r"cost: +\$(\S+) to \$", page)
+    assert (status, float(cost[1].replace(",", ""))) == (1, pytest.approx(half[0], rel=0.3))
+    for prices in (["1", "2"], ["0"], ["nan"]):
+        with pytest.raises(ArgumentError, match="dollars_per_hour="):
+            doctor(*words, "--dollars_per_hour", *prices)
+    with pytest.raises(ArgumentError, match="Unknown hardware 't44'"):
+        doctor("--device", "t4", "t44")
 
 
 def test_a_mistake_is_named_with_the_nearest_flag(doctor):

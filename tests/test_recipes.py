@@ -108,6 +108,7 @@ TASKS = {"mlm_": "mlm", "generate_": "generate_antibody"}
 CONFIGS = {
     path: next((task for start, task in TASKS.items() if path.name.startswith(start)), "max_speed")
     for path in sorted((ROOT / "recipes" / "configs").glob("*.yaml"))
+    if not path.name.startswith("progression_")  # of hf-ext compare
 }
 
 

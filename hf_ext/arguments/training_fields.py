@@ -13,8 +13,8 @@ Count = Annotated[int, COUNT]
 Positive = Annotated[float, ABOVE_ZERO]
 
 REQUIRE = {  # of the field `require` of a recipe's arguments
-    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35". Where one is not, exit '
-    "status 3, after everything was written."
+    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35"; of training also '
+    '"speed>=3", batches per second. Where one is not, exit status 3, after everything was written.'
 }
 
 
@@ -154,7 +154,7 @@ class SavingArguments:
 
 @dataclass(repr=False)
 class EvaluatingArguments:
-    """How often and on what a run is evaluated, and when that ends it."""
+    """How often and on what a run is evaluated, when that ends it, and what its speed and its time are held against."""
 
     _argument_group_name = "evaluation"
 
@@ -171,6 +171,14 @@ class EvaluatingArguments:
     )
     early_stopping_min_delta: Annotated[float, NOT_NEGATIVE] = option(
         0.01, "Smallest improvement worth training for, in the unit of the metric."
+    )
+    baseline_rate: str | None = option(
+        None,
+        "What the speed is held against: batches per second (it/s) of passes with as many rows, or the folder of a "
+        "run, of which rows per second count. In the log after 500 batches, in report and card.",
+    )
+    dollars_per_hour: list[Positive] = option(
+        [], "Price of the machine, for what the run costs; of several --device of hf-ext doctor one price each."
     )
 
 

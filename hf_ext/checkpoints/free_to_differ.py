@@ -11,6 +11,7 @@ _BY_REASON = {
     "shown or logged": """
         logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
         log_level_replica include_num_input_tokens_seen disable_tqdm report_to debug skip_memory_metrics profile
+        baseline_rate dollars_per_hour
     """,
     "evaluates; as in Trainer, an evaluation moves the random numbers after it, which dropout draws": """
         eval_strategy eval_steps eval_delay eval_on_start eval_subset eval_every_epochs per_device_eval_batch_size

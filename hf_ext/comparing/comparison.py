@@ -5,12 +5,14 @@
         --rounds 5 --min_speedup 3 --max_loss_delta 0.001 --max_memory_gib 50 --ablate -- --max_steps 200
     hf-ext compare --baseline "baseline --mixed_precision fp16" --baseline_launch "ddp.yaml --num_processes 2" \\
         --optimized max_speed --optimized_launch "ddp.yaml --num_processes 2" -- --effective_batch_size 64
+    hf-ext compare --progression progression_affinity.yaml --dollars_per_hour 1.89 -- --config her2.yaml
     hf-ext compare --sides frozen lora full -- --dataset_name data.csv --sequence_columns sequence --label_column y
 
 Every run is a fresh process, or as many as its side's Accelerate config file starts, with a folder of its own; sides
 take turns (A B A B) on the same data and seeds. What stands after `--` goes to all sides. Writes comparison.json and
 comparison.md. Killed and started again, the same command keeps the runs that it had finished.
 With more --rounds it adds to them: give more where a speed's interval holds both what passes and what fails.
+--progression runs the phases of a YAML file, each on top of those before it, beside what is claimed of each.
 --sides asks which way to train encoders scores better: each runs once on one split, and all are compared on its test
 rows, beside the best baseline of the first side. Fine-tuning starts from the head of the frozen side.
 Exit status: 0 if all criteria hold, 3 if one does not, 4 if none fails and one is too noisy to tell, 1 if a run failed.
@@ -23,6 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from ..processes import refuse_several
 from ..reporting import write_json
 from ..text import NOT_MEASURED, start_run_log
 from .measures import common_unit, compare_values, describe_side, final_loss, find_metric, paired_ratio, round_rates
+from .progression import read_progression
 from .report import format_comparison
 from .running import SideRun, run_all, run_child
 from .sides import CompareArguments, Side, make_ablations, make_command, make_sides
@@ -80,11 +84,18 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> Json:
         from .fine_tuning import compare_trainings, format_trainings  # here: models are imported for these alone
 
         return _write(args, shared, compare_trainings(args, shared), format_trainings)
-    sides = make_sides(args, shared)
+    phases: list[Side] = []
+    if args.progression:
+        phases, shared = read_progression(args.progression, args.recipe, shared)
+    sides = [phase for phase in phases if phase.role != "left out"] or make_sides(args, shared)
     run_one = partial(run_side, args, shared)
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs = run_all(sides, args.rounds, run_one, ablations)
-    return _write(args, shared, {"rounds": args.rounds, **analyze(args, runs)}, format_comparison)
+    found = analyze(args, runs)
+    if phases:
+        found["phases"] = [asdict(phase) for phase in phases[1:]]
+    asked = {"rounds": args.rounds, "dollars_per_hour": args.dollars_per_hour}
+    return _write(args, shared, {**asked, **found}, format_comparison)
 
 
 def _write(args: CompareArguments, shared: Sequence[str], found: Json, as_page: Callable[[Json], str]) -> Json:
@@ -104,7 +115,10 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
 
 
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
-    """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings."""
+    """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings.
+
+    A side also has its `factor` over the side before it, `so_far` over the first, and what the plan skipped anew.
+    """
     by_side: dict[str, list[SideRun]] = {}
     for run in runs:
         by_side.setdefault(run.side.name, []).append(run)
@@ -113,9 +127,14 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
     unit = common_unit(run for group in good.values() for run in group)
     rates = {name: round_rates(group, unit) for name, group in good.items()}
     roles = {name: group[0].side for name, group in by_side.items()}
-    optimized = next(name for name, side in roles.items() if side.role == "optimized")
+    *_, optimized = (name for name, side in roles.items() if side.role == "optimized")  # the last of a progression
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
     sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
+    for before, name in pairwise(name for name in sides if roles[name].role != "without"):
+        skipped = [one for one in sides[name]["skipped"] if one not in sides[before]["skipped"]]
+        over = {"factor": rates[before], "so_far": rates[baselines[0]]}
+        sides[name] |= {key: asdict(paired_ratio(rates[name], others)) for key, others in over.items()}
+        sides[name]["newly_skipped"] = skipped
     pairs: dict[str, Json] = {}
     for name in baselines:
         own = good[optimized]

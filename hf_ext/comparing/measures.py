@@ -65,7 +65,8 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
 
     Of rate, loss and metric also the smallest and the largest; memory is the largest.
     `one_off_seconds`: what came before the first step, such as embedding once, and what the warm-up steps took above
-    the others. `epoch_seconds`: of its steps alone; None where a run does not know how long an epoch is.
+    the others. `skipped`: what the plan did not do, and why. `epoch_seconds`: of its steps alone; None where a run does
+    not know how long an epoch is.
     """
     side = runs[0].side
     throughputs = [run.throughput for run in runs]
@@ -81,6 +82,7 @@ def describe_side(runs: Sequence[SideRun], unit: str, metric: str) -> dict[str, 
         "launch": [*side.launch],
         "num_processes": throughputs[0].num_processes,
         "rate": _median_range(round_rates(runs, unit).tolist()),
+        "skipped": [f"{one.name} skipped: {one.reason}" for one in runs[0].plan.decisions if one.status == "skipped"],
         "peak_memory_gib": max(t.peak_memory_gib for t in throughputs),
         "step_seconds": median(steps),
         "data_wait_share": median(t.rates["data_wait_share"] for t in throughputs),

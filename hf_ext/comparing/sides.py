@@ -7,21 +7,27 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 
-from ..arguments import PRESETS, option
+from ..arguments import NOT_NEGATIVE, PRESETS, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, Json, find_shipped
 from ..reporting import PlanRecord
 
-Role = Literal["baseline", "optimized", "without", "frozen", "lora", "full"]
+Role = Literal["baseline", "optimized", "without", "left out", "frozen", "lora", "full"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 LOGGING_STEPS = 10  # between points of the loss curves
 CRITERIA = ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop")
-OF_BOTH = ("recipe", "sides", "output_dir", "seed")  # arguments that --sides reads too
+# Of arguments that name sides otherwise: those that go with them.
+OF_ALL = ("recipe", "output_dir", "seed")
+GOES_WITH = {
+    "sides": OF_ALL,
+    "progression": (*OF_ALL, "rounds", "metric", "greater_is_better", "dollars_per_hour", *CRITERIA),
+}
 
 
 @dataclass
@@ -33,12 +39,15 @@ class CompareArguments:
     """
 
     _argument_groups = {
-        "sides": ("recipe", "sides", "baseline", "baseline_launch", "optimized", "optimized_launch", "ablate"),
-        "measurement": ("output_dir", "rounds", "seed", "metric", "greater_is_better"),
+        "sides": (
+            *("recipe", "sides", "progression", "baseline", "baseline_launch", "optimized", "optimized_launch"),
+            "ablate",
+        ),
+        "measurement": ("output_dir", "rounds", "seed", "metric", "greater_is_better", "dollars_per_hour"),
         "criteria": CRITERIA,
     }
     _first_flags = (
-        *("recipe", "sides", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
+        *("recipe", "sides", "progression", "baseline", "optimized", "ablate", "output_dir", "rounds", "metric"),
         *("greater_is_better", *CRITERIA),
     )
 
@@ -48,6 +57,11 @@ class CompareArguments:
         [],
         "Instead of --baseline and --optimized: two or more of frozen, lora and full, each with flags of its own in "
         'one quoted text, such as "lora --lora_r 16"; which way to train encoders scores better on the same test rows.',
+    )
+    progression: str | None = option(
+        None,
+        "Instead of --baseline and --optimized: a YAML file of phases, each on top of those before it, beside what is "
+        "claimed of them; progression_affinity.yaml and progression_pde.yaml come with hf_ext.",
     )
     baseline: list[str] = option(
         ["baseline"],
@@ -63,6 +77,9 @@ class CompareArguments:
     optimized_launch: str | None = option(None, "Accelerate config file to launch the optimized side with.")
     metric: str = option("eval_loss", "Final metric: a dotted path in all_results.json, or a logged name.")
     greater_is_better: bool = option(False, "Of --metric.")
+    dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
+        None, "Price of the machine: what an epoch and a run of each side cost."
+    )
     min_speedup: float | None = option(
         None, "Pass where the ratio's interval begins here or above, fail where it ends below: every baseline."
     )
@@ -90,21 +107,31 @@ class CompareArguments:
             limit = getattr(self, name)
             if limit is not None and not math.isfinite(limit):
                 raise ArgumentError(f"--{name} {limit}: must be a number, by which something can pass or fail.")
-        if self.sides:
-            usual = vars(CompareArguments())
-            if other := [f"--{name}" for name in usual if name not in OF_BOTH and getattr(self, name) != usual[name]]:
-                raise ArgumentError(f"--sides runs each side once, to compare scores: leave out {', '.join(other)}.")
+        check_ranges(self, ranges_in_types(CompareArguments))
+        for way in filter(partial(getattr, self), GOES_WITH):
+            fitting = GOES_WITH[way]
+            usual = {name: value for name, value in vars(CompareArguments()).items() if name not in (way, *fitting)}
+            if other := [f"--{name}" for name in usual if getattr(self, name) != usual[name]]:
+                raise ArgumentError(f"--{way} goes with --{', --'.join(fitting)} alone: leave out {', '.join(other)}.")
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run the recipe. `speedup` is what an ablation leaves out; `launch`: words for `accelerate launch`."""
+    """One way to run the recipe.
+
+    Attributes:
+        speedup: what an ablation leaves out.
+        launch: words for `accelerate launch`.
+        claimed, note: of a phase of a progression: least and most of its factor; what is said of it.
+    """
 
     name: str
     role: Role
     arguments: tuple[str, ...]
     speedup: str | None = None
     launch: tuple[str, ...] = ()
+    claimed: Sequence[float] = ()
+    note: str = ""
 
 
 def make_sides(args: CompareArguments, shared: Sequence[str] = ()) -> list[Side]:
@@ -182,9 +209,21 @@ def make_command(args: CompareArguments, shared: Sequence[str], side: Side, fold
         # Each run pays for its own embeddings; a shared cache would give them to the second run for nothing.
         ours["embedding_cache_dir"] = folder / "embeddings"
     flags = [part for name, value in ours.items() for part in (f"--{name}", str(value))]
-    is_script = args.recipe.endswith(".py")
-    program = [args.recipe] if is_script else ["-m", "hf_ext", args.recipe]
-    return [sys.executable, *launcher, *program, *flags, *shared, *side.arguments, "--output_dir", str(folder)]
+    return [
+        sys.executable,
+        *launcher,
+        *find_program(args.recipe),
+        *flags,
+        *shared,
+        *side.arguments,
+        "--output_dir",
+        str(folder),
+    ]
+
+
+def find_program(recipe: str) -> list[str]:
+    """Returns the words that start a recipe, a command of hf-ext or a script."""
+    return [recipe] if recipe.endswith(".py") else ["-m", "hf_ext", recipe]
 
 
 def read_launch(text: str, flag: str) -> tuple[str, ...]:

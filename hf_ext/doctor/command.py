@@ -3,19 +3,21 @@
     hf-ext doctor --config gb1.yaml
     hf-ext doctor --config igt5_esm2.yaml --device t4
     hf-ext doctor --model_size esm2_650M --dataset_name proteins.fasta --device h100
-    hf-ext doctor --stage auto --dataset_name pairs.csv --device a100
+    hf-ext doctor --stage auto --dataset_name pairs.csv --device v100 t4 a100 --dollars_per_hour 3.06 0.35 1.89
 
 Takes every argument of `hf-ext train`; or, where one of them belongs to `hf-ext mlm` or `hf-ext generate` alone, of
 that; `examine` takes a task of your own. Prints one screen: whether the command would run, how long, in how much
 memory, what to change first; then what is off with its remedy, and what all this rests on. It is about your own data
 where --dataset_name is given, else about the demo. Trains, downloads and writes nothing (of a model on the Hub its
-config.json is read). Exit status: 0 if the command would run, 1 if something would stop it.
+config.json is read). Of several --device it prints a table instead. Exit status: 0 if the command would run, 1 if
+something would stop it (on each of several).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import sys
 from dataclasses import dataclass
@@ -26,10 +28,11 @@ from transformers.utils.logging import disable_progress_bar
 from ..arguments import option, parse_command
 from ..errors import ArgumentError, show_text
 from ..files import CONFIGS, find_shipped
+from ..hardware import describe_hardware
 from ..tasks import TASKS, Task, find_task
 from .findings import find_problems, would_run
 from .gather import gather
-from .page import format_page
+from .page import format_machines, format_page
 
 
 @dataclass
@@ -37,14 +40,16 @@ class DoctorArguments:
     """Which machine to look at, and how.
 
     Raises:
-        ArgumentError: a negative `measure_seconds`.
+        ArgumentError: a negative `measure_seconds`, an unknown device.
     """
 
     _argument_group_name = "doctor"  # in --help
     _first_flags = ("device",)  # beside those of the run
 
-    device: str | None = option(
-        None, "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ..."
+    device: list[str] = option(
+        [],
+        "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ...; at several as "
+        "one table.",
     )
     measure_seconds: float = option(
         2.0, "Seconds for timing a layer, or steps, of the model on this machine; 0 times nothing."
@@ -53,6 +58,8 @@ class DoctorArguments:
     def __post_init__(self) -> None:
         if self.measure_seconds < 0:
             raise ArgumentError(f"measure_seconds={self.measure_seconds}: must not be negative; 0 measures nothing.")
+        for name in self.device:
+            describe_hardware(name)
 
 
 def guess_task(argv: list[str]) -> str:
@@ -84,18 +91,32 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def examine(task: Task, argv: list[str] | None = None) -> int:
-    """Prints the page of a run of `task`, which may be a script's own; returns the exit status.
+    """Prints the page of a run of `task`, which may be a script's own, or a table; returns the exit status.
 
     Args:
         argv: the words of the command line; None takes the process's own.
+
+    Raises:
+        ArgumentError: as the run; or prices of another number than of devices.
+
+    Cost: that of `gather` for each device.
     """
     disable_progress_bar()  # of the demo encoders that are written to a temporary folder
-    _, (*arguments, args, doctor_args) = parse_command(
-        (*task.all_arguments, DoctorArguments), task.defaults, __doc__, argv
-    )
-    if args.process_index > 0:
+    _, parsed = parse_command((*task.all_arguments, DoctorArguments), task.defaults, __doc__, argv)
+    *_, given, asked = parsed
+    if given.process_index > 0:
         return 0  # under a launcher the main process measures, with the machine to itself, and prints
-    facts = gather(task, arguments, args, doctor_args.device, doctor_args.measure_seconds)
-    findings = find_problems(facts)
-    print(show_text(format_page(facts, findings)))
-    return 0 if would_run(findings) else 1
+    devices = asked.device or [None]
+    prices = given.dollars_per_hour
+    if len(prices) > 1 and len(prices) != len(devices):
+        raise ArgumentError(
+            f"dollars_per_hour={prices}: give one price, or one for each of the {len(devices)} devices."
+        )
+    looked = []
+    for number, device in enumerate(devices):
+        *arguments, args, _ = copy.deepcopy(parsed)  # which become what the run would make of them
+        args.dollars_per_hour = (prices * len(devices))[number : number + 1]
+        facts = gather(task, arguments, args, device, asked.measure_seconds)
+        looked.append((facts, find_problems(facts)))
+    print(show_text(format_page(*looked[0]) if len(looked) == 1 else format_machines(looked)))
+    return 0 if any(would_run(findings) for _, findings in looked) else 1

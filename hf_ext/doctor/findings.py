@@ -75,7 +75,9 @@ def _device(facts: Facts) -> Iterator[Finding]:
         yield Finding("gpu", "warns", "no GPU: models run on the CPU", remedy)
     if machine.num_gpus > 1 and facts.args.world_size == 1:
         text = f"{machine.num_gpus} GPUs, and one process"
-        remedy = f"accelerate launch --num_processes {machine.num_gpus} ..."
+        report = facts.main and facts.main.memory
+        file = "fsdp2.yaml" if isinstance(report, MemoryReport) and not report.fits else "ddp.yaml"
+        remedy = f"accelerate launch --config_file {file} --num_processes {machine.num_gpus} ..."
         yield Finding("processes", "warns", text, remedy)
 
 
@@ -95,6 +97,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     if not options and any(part.training != "frozen" for part in main.stage.parts):
         remedy = f"--use_peft (LoRA), {remedy}"
     if stored > room:
+        remedy += ", or several cards that share the weights (fsdp2.yaml)"
         text = f"weights, gradients and optimizer need {stored / 2**30:.1f} GiB, {have}"
         yield Finding("memory", "stops", text, remedy)
     elif report and not report.fits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import torch
@@ -12,7 +12,7 @@ from ..checkpoints import GB
 from ..memory import MemoryReport, format_memory
 from ..models import Training, choose_encoder
 from ..speedups import best_precision
-from ..tasks import Finding
+from ..tasks import Finding, Span
 from ..text import format_table, units
 from .estimates import row_flops
 from .findings import would_run
@@ -49,11 +49,12 @@ def _answer(facts: Facts, findings: list[Finding]) -> Iterator[str]:
     demo = "the demo, none of your rows (--dataset_name FILE): " if dry_run.is_demo else ""
     yield from _line("data", demo + dry_run.subject)
     yield from _line("time", _time(facts))
+    if facts.args.dollars_per_hour:
+        yield from _line("cost", _cost(facts, facts.total_seconds))
     if main is None:
         return
-    peak = 0
+    peak = _peak(facts)
     if isinstance(main.memory, MemoryReport):
-        peak = main.memory.forecast.peak
         room = main.memory.room
         counted = "" if room is None else f" of the {units.memory(room)} that can be counted on"
         yield from _line("memory", f"{units.memory(peak)}{counted}")
@@ -86,6 +87,39 @@ def _time(facts: Facts) -> str:
     lines = [f"{what}: {units.seconds_span(span)}" for each in facts.asked for what, span in each.times.lines]
     detail = f" ({'; '.join(lines)})" if len(facts.asked) == 1 else ""
     return f"{units.seconds_span(total)}{detail}"
+
+
+def _cost(facts: Facts, span: Span | None) -> str:
+    """Formats what so many seconds cost, from the least to the most; "-" where time or price is not known."""
+    prices = facts.args.dollars_per_hour
+    if not (span and prices):
+        return units.MISSING
+    return f"${span[0] / 3600 * prices[0]:,.2f} to ${span[1] / 3600 * prices[0]:,.2f}"
+
+
+def format_machines(looked: Sequence[tuple[Facts, list[Finding]]]) -> str:
+    """Formats a table of several machines, a row for each and for each of several stages; and what is off on each."""
+    rows = []
+    off: list[str] = []
+    for facts, findings in looked:
+        name = facts.machine.hardware.name
+        peak = units.memory(_peak(facts)) if _peak(facts) else units.MISSING
+        spans = {each.stage.title: each.times.total for each in facts.stages} | {"": facts.total_seconds}
+        for title, span in spans.items():
+            runs = would_run(findings)
+            rows.append([f"{name} {title}", runs, peak, _span(span), _cost(facts, span)])
+        off += [f"\n{name}", *_off(findings)] if findings else []
+    return "\n".join([format_table(rows, ["machine", "runs", "memory", "time", "cost"]), *off])
+
+
+def _span(span: Span | None) -> str:
+    return units.seconds_span(span) if span else units.MISSING
+
+
+def _peak(facts: Facts) -> int:
+    """Returns the most that a step takes; 0 where that is not known."""
+    memory = facts.main and facts.main.memory
+    return memory.forecast.peak if isinstance(memory, MemoryReport) else 0
 
 
 def _off(findings: list[Finding]) -> Iterator[str]:
@@ -124,10 +158,11 @@ def _stages(facts: Facts) -> Iterator[str]:
                 each.stage.num_rows["train"],
                 each.schedule.updates if each.schedule else units.MISSING,
                 f"{flops / 1e15:.3g}",
-                units.seconds_span(total) if total else units.MISSING,
+                _span(total),
+                _cost(facts, total),
             ]
         )
-    yield format_table(rows, ["stage", "trained", "rows", "steps", "PFLOP", "time, at most"])
+    yield format_table(rows, ["stage", "trained", "rows", "steps", "PFLOP", "time, at most", "cost"])
     yield from wrap(
         "At most: stages 2 and 3 end early where the validation loss stops falling. Evaluations are included, and in "
         "the last row starting and reading; writing and judging samples is not."

@@ -18,6 +18,7 @@ from .metrics.rows import THRESHOLD_METRICS
 # A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and
 # not passed, where it is NaN), `passed`.
 Checked = dict[str, Any]
+SPEED = {"speed": "train_batches_per_s"}  # what may be required of training itself -> as the run logs it
 HOLDS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(rf"([^\s<>=]+)\s*(>=|<=|>|<)\s*({NUMBER})").fullmatch
 
@@ -35,17 +36,19 @@ class Requirement(NamedTuple):
         return bool(HOLDS[self.sign](value, self.bound))
 
 
-def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requirement]:
+def parse_requirements(texts: Sequence[str], known: Sequence[str], trains: bool = True) -> list[Requirement]:
     """Reads what was typed.
 
     Args:
         texts: METRIC, one of >=, <=, > and <, NUMBER: "recall>=0.40".
         known: metrics that scoring will give.
+        trains: whether there is a speed of training too.
 
     Raises:
         ArgumentError: another form, an unknown metric (with the known ones), or the side on which a score is worse.
     """
     found = []
+    known = [*known, *SPEED] if trains else known
     for text in map(str.strip, texts):
         match = _FORM(text)
         told = f"--require {text!r}"
@@ -68,10 +71,13 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str]) -> list[Requi
 
 
 def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str, Any]) -> list[Checked]:
-    """Holds requirements against `scores`, metric -> `Score` or number; a score that is missing has no value."""
+    """Holds requirements against `scores`, metric -> `Score` or number; a score that is missing has no value.
+
+    Of a run that trained, they hold its metrics too, as Trainer logged them.
+    """
     checked: list[Checked] = []
     for one in requirements:
-        score = scores.get(one.metric)
+        score = scores.get(SPEED.get(one.metric, one.metric))
         entry: Mapping[str, Any] = score if isinstance(score, Mapping) else {"value": score}
         value = float(entry["value"]) if is_finite(entry.get("value")) else None
         passed = False

@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         rows = load_test(own.test_of, data_args, own, parser.explicit)
     kind = rows.kind
     find_common_kind([*models, rows])
-    requirements = parse_requirements(own.require, scored_names(kind, rows.threshold, rows.groups is not None))
+    requirements = parse_requirements(
+        own.require, scored_names(kind, rows.threshold, rows.groups is not None), trains=False
+    )
     decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
     metric = own.metric or decides
     if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):

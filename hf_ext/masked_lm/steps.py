@@ -292,7 +292,8 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: MaskedLMDa
         return facts
     baseline = UnigramBaseline.fit(data.loaded.splits["train"], data.collator)
     found = score_split(trainer, data.splits[name], name, baseline)
-    required = check_requirements(parse_requirements(run.model_args.require, SCORES), found[name]["model"])
+    scores = {**found[name]["model"], **trained.metrics}
+    required = check_requirements(parse_requirements(run.model_args.require, SCORES), scores)
     shown = format_scores(found["verdict"], found[name])
     run.log.info("\nOver all masked residues of %s; unigram: training frequencies alone:\n%s", name, shown)
     return {**facts, **found, "requirements": required}

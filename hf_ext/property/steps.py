@@ -205,7 +205,7 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
         "ensemble": data.ensemble,
         "distillation": run.model_args.distill_from and compare_with_teacher(run, test, splits["test"]),
         "prediction_intervals": intervals,
-        "requirements": check_requirements(data.requirements, test.scores[MODEL]) or None,
+        "requirements": check_requirements(data.requirements, {**test.scores[MODEL], **trained.metrics}) or None,
     }
     results = collect_results(run, trainer, test, data.loaded, records)
     run.log.info("\n%s\n", test.table())

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         score_table,
         verdict_limits,
     )
-    from .speed_line import SpeedLine, StepProfiler
+    from .speed_line import SpeedLine, StepProfiler, read_baseline
     from .throughput import ThroughputCallback, peak_bytes
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -94,10 +94,13 @@ def cost_blocks(run: RunFiles) -> Blocks:
     """Returns where the time went; training time and memory stand at the top of the page."""
     train = run.record.train
     costs = run.record.costs
+    prices = run.record.settings.get("dollars_per_hour")
+    cost = f"${(costs.wall_s or 0) / 3600 * prices[0]:,.2f}, at ${prices[0]:g} an hour" if prices else None
     return facts_table(
         [
             ["whole run, wall clock", units.seconds(costs.wall_s)],
             ["sessions", units.number(costs.num_sessions)],
+            ["cost", cost],
             ["padding, which does not count as residues", units.share(train.get("train_padding_share"))],
             ["waiting for data", units.share(train.get("train_data_wait_share"))],
             ["model FLOPs utilization", units.share(train.get("train_mfu"))],

@@ -132,7 +132,15 @@ def _run_numbers(run: RunFiles) -> list[list[str]]:
     word = "rows" if unit == "sequences" else unit
     speed = f"at {units.rate(train[f'train_{unit}_per_s'], str(word))}" if unit else ""
     memory = f"of the {costs.memory_of}" if costs.memory_of else ""
+    compared = []
+    if "train_speed_vs_baseline" in train:
+        asked = f"{run.record.settings.get('baseline_rate')} (--baseline_rate)"
+        rates = f"{train['train_batches_per_s']:.3g} batches/s, {train['train_rows_per_s']:.3g} rows/s"
+        compared.append(
+            ["speed", f"{units.factor(train['train_speed_vs_baseline'])} the baseline", f"{rates}; against {asked}"]
+        )
     return [
+        *compared,
         ["training rows", units.number(data.sizes.get("train", planned.get("num_rows"))), seen],
         ["training time", units.seconds(costs.train_s or train.get("train_runtime")), speed],
         ["peak memory", units.gib(costs.peak_memory_gib or train.get("train_peak_memory_gib")), memory],

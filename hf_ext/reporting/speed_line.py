@@ -1,4 +1,4 @@
-"""What a run says of its speed while it trains: how fast it is, what is off, and which operations take the time."""
+"""What a run says of its speed while it trains: how fast it is, against what, what is off, which operations take it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.profiler import profile, schedule
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..files import describe_failure, replacing
+from ..errors import ArgumentError
+from ..files import Json, describe_failure, replacing
 from ..text import LiveProgress, describe_training, find_shortfall
-from .throughput import ThroughputCallback
+from .record import Throughput
+from .run_files import read_record
+from .throughput import COLUMNS, FILE_NAME, ThroughputCallback
 
 REFRESH_S = 5.0
 LINE_S = 60.0  # between lines of their own
@@ -26,8 +30,30 @@ PROFILED = range(10, 14)  # steps since the start: kernels are loaded and compil
 TRACE = "profile_trace.json.gz"
 MAX_TRACE_BYTES = 2**26  # packed; viewers take no more either
 NUM_OPERATIONS = 10
+COMPARED_BATCHES = 500  # that are measured before a run in progress is held against a baseline
 
 logger = logging.getLogger(__name__)
+
+
+def read_baseline(given: str | None) -> dict[str, float]:
+    """Reads what a speed is held against, by its name: `batches_per_s`, or `rows_per_s` of the run in a folder.
+
+    Raises:
+        ArgumentError: neither a number above 0 nor the folder of a run that measured steps.
+    """
+    if given is None:
+        return {}
+    record = read_record(Throughput, Path(given) / FILE_NAME)
+    try:
+        rate = float(record.rates["sequences_per_s"] if record else given)
+    except (KeyError, ValueError):
+        rate = 0.0
+    if 0 < rate < math.inf:
+        return {"rows_per_s" if record else "batches_per_s": rate}
+    raise ArgumentError(
+        f"--baseline_rate {given}: give batches per second, such as 1.59, or the folder of a run that measured steps "
+        f"after its warm-up (as {FILE_NAME} there says)."
+    )
 
 
 class SpeedLine(TrainerCallback):
@@ -35,11 +61,15 @@ class SpeedLine(TrainerCallback):
 
     Behind the progress bar, above a notebook's table, or once a minute on lines of its own where there is neither.
     Nothing is synchronised for it. Cost: one look at the clock per step, and a few milliseconds per refresh.
+    To the final metrics it adds, of all sessions and without their warm-ups, `train_batches_per_s` (passes of one
+    process) and `train_rows_per_s` (of all), and with `--baseline_rate` the factor, `train_speed_vs_baseline`.
 
     Args:
         throughput: measures the steps. list_callbacks: all of the trainer, among them bars and tables.
         clock: seconds that only grow.
     """
+
+    name = "speed"
 
     def __init__(
         self,
@@ -57,6 +87,9 @@ class SpeedLine(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
     ) -> None:
         """Starts afresh."""
+        self._passes = args.gradient_accumulation_steps
+        self._baseline = read_baseline(getattr(args, "baseline_rate", None))
+        self.load(None)
         self._logs = {}
         self._is_shown = False
         self._said: set[str] = set()
@@ -66,7 +99,9 @@ class SpeedLine(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: object
     ) -> None:
-        """Shows each loss behind a bar, in lines the first."""
+        """Shows each loss behind a bar, in lines the first; adds to the final metrics, of all processes alike."""
+        if "train_loss" in (logs or {}):
+            logs |= {f"train_{name}": value for name, value in self._compare(1).items()}
         if state.is_world_process_zero and "loss" in (logs or {}):
             self._logs = dict(logs)
             self._refresh(args, state, is_due=not self._is_shown)
@@ -81,7 +116,7 @@ class SpeedLine(TrainerCallback):
     def _refresh(self, args: TrainingArguments, state: TrainerState, is_due: bool = True) -> None:
         callbacks = self._list_callbacks()
         rates = self._throughput.live(args, state)
-        text = describe_training({**self._logs, **rates}, args, state)
+        text = describe_training({**self._logs, **self._compare(COMPARED_BATCHES), **rates}, args, state)
         bars = [callback for callback in callbacks if isinstance(callback, LiveProgress) and callback.has_bar]
         trackers = [getattr(callback, "training_tracker", None) for callback in callbacks]
         tables = [tracker for tracker in trackers if tracker is not None]
@@ -103,6 +138,33 @@ class SpeedLine(TrainerCallback):
         if is_due:
             self._due = self._clock() + (REFRESH_S if bars or tables else LINE_S)
             self._is_shown = True
+
+    def _compare(self, least: int) -> Json:
+        """Returns how fast the run was, once `least` batches are measured; the first time it says so in the log."""
+        batches, rows, seconds = self._measure()
+        if batches < least:
+            return {}
+        speeds = {"batches_per_s": batches / seconds, "rows_per_s": rows / seconds}
+        for name, rate in self._baseline.items():
+            speeds["speed_vs_baseline"] = speeds[name] / rate
+            if name not in self._said:
+                self._said.add(name)
+                text = f"{speeds['speed_vs_baseline']:.2f}x the baseline's {rate:.3g} {name.replace('_per_', '/')}"
+                logger.info("%s batches of %.3g rows: %s.", f"{batches:,.0f}", rows / batches, text)
+        return speeds
+
+    def _measure(self) -> np.ndarray:
+        """Sums passes of this process, rows of all, and seconds over all sessions, without their warm-ups."""
+        sums = self._throughput.measure()
+        return self._before + np.array([sums[0] * self._passes, sums[COLUMNS.index("sequences")], sums[1]])
+
+    def state(self) -> Json:
+        """Returns what a checkpoint keeps, JSON-able."""
+        return {"measured": self._measure().tolist()}
+
+    def load(self, tree: Json | None) -> None:
+        """Goes on from the `state` of a checkpoint; None where it does not say."""
+        self._before = np.array(tree["measured"] if tree else [0.0, 0.0, 0.0])
 
 
 class StepProfiler(TrainerCallback):

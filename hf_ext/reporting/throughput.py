@@ -190,9 +190,8 @@ class ThroughputCallback(TrainerCallback):
         `batches_per_s` (passes through the model, of one process), `hours_left`, and the rates of the logs. Waits for
         the device, and for no other process: these are taken to do as much.
         """
-        self._read()
-        of_all = [1] * 3 + [args.world_size] * (len(COLUMNS) - 3)
-        sums = self._window * of_all if self._window[0] else self._totals
+        measured = self.measure()
+        sums = measured - self._totals if self._window[0] else measured
         if sums[1] <= 0:
             return {}
         batches = sums[0] * args.gradient_accumulation_steps / sums[1]
@@ -200,6 +199,11 @@ class ThroughputCallback(TrainerCallback):
         if "gpu_utilization" in live:
             live["memory_share"] = peak_bytes(args.device) / 2**30 / (self.device.hardware.memory_gib or math.inf)
         return live
+
+    def measure(self) -> np.ndarray:
+        """Sums `COLUMNS` over this session's steps after the warm-up; of those since the last log, as in `live`."""
+        self._read()
+        return self._totals + self._window * ([1] * 3 + [self.device.num_processes] * (len(COLUMNS) - 3))
 
     def summarize(self, state: TrainerState) -> Throughput:
         """Returns what `throughput.json` holds."""

@@ -68,6 +68,8 @@ class Run:
         self.data_args: Any = rest[0] if rest else None
         self.stage = 1
         self.is_last = True
+        if len(self.args.dollars_per_hour) > 1:
+            raise ArgumentError("--dollars_per_hour: give one; a list is for several --device of hf-ext doctor.")
         self.log = logger
         self.test_dataset: Any = None
         self._entered = ExitStack()

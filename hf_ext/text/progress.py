@@ -128,6 +128,7 @@ def describe_training(numbers: Logs, args: TrainingArguments, state: TrainerStat
     for name, unit in (("residues_per_s", "residues/s"), ("tokens_per_s", "tokens/s"), ("batches_per_s", "batches/s")):
         parts += [f"{rounded(numbers[name])} {unit}"] if name in numbers else []
     parts += [f"GPU {numbers['gpu_utilization']:.0%} busy"] if "gpu_utilization" in numbers else []
+    parts += [f"{numbers['speed_vs_baseline']:.3g}x the baseline"] if "speed_vs_baseline" in numbers else []
     best = state.best_metric
     if best is not None and math.isfinite(best):
         # Of a checkpoint, where the arguments name no metric any more.

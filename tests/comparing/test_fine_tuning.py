@@ -132,7 +132,10 @@ def test_sides_train_as_they_usually_do_unless_flags_or_their_own_words_say_othe
         ("--sides frozen", "--sides 'frozen': give two or more that differ"),
         ("--sides lora lora", "--sides 'lora' 'lora': give two or more that differ"),
         ("--sides frozen lora --recipe mlm", "--sides with --recipe mlm: only train has encoders"),
-        ("--sides frozen lora --rounds 2", "--sides runs each side once, to compare scores: leave out --rounds"),
+        (
+            "--sides frozen lora --rounds 2",
+            "--sides goes with --recipe, --output_dir, --seed alone: leave out --rounds",
+        ),
         ("--sides frozen lora -- --use_peft", "--use_peft after --: every side of --sides has its own"),
         (
             "--sides frozen lora -- --tower-training full",

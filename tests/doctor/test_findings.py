@@ -45,7 +45,7 @@ SITUATIONS = {
         "warns",
         "pip install --force-reinstall torch",
     ),
-    "processes": ({}, {"is_described": False, "num_gpus": 2}, {}, "warns", "accelerate launch --num_processes 2"),
+    "processes": ({}, {"is_described": False, "num_gpus": 2}, {}, "warns", "--config_file ddp.yaml --num_processes 2"),
     "memory": ({}, {}, {"memory": stored(37)}, "stops", "a smaller encoder"),
     "memory  ": ({}, {}, {"memory": replace(stored(1), room=2**20)}, "stops", "a smaller encoder"),
     "memory ": ({}, {}, {"encoding_bytes": 37 * 2**30}, "stops", "a smaller encoder"),
@@ -80,6 +80,15 @@ def test_a_situation_gives_one_finding_with_its_remedy(name):
     assert (finding.name, finding.level) == (name.strip(), level)
     assert remedy in finding.remedy
     assert would_run([finding]) == (level == "warns")
+
+
+def test_weights_are_split_over_several_cards_where_one_does_not_hold_them_and_only_there():
+    several = {"is_described": False, "num_gpus": 2}
+    for memory, file in ((stored(1), "ddp"), (replace(stored(1), room=2**20), "fsdp2"), ("not known", "ddp")):
+        remedies = {one.name: one.remedy for one in find_problems(change(healthy(), {}, several, memory=memory))}
+        assert f"--config_file {file}.yaml --num_processes 2" in remedies["processes"]
+    (finding,) = find_problems(change(healthy(), memory=stored(37)))
+    assert finding.remedy.endswith("or several cards that share the weights (fsdp2.yaml)")
 
 
 # The same situations, just on the other side of what is off.

@@ -48,6 +48,18 @@ def test_what_cannot_be_meant_is_refused():
             parse_requirements([text], KNOWN)
 
 
+def test_the_speed_of_training_is_required_in_batches_per_second_and_of_what_trains_alone():
+    requirements = parse_requirements(["speed>=3", "rmse<=1.35"], KNOWN)
+    for rate, passed in ((3.02, True), (2.99, False)):
+        checked = check_requirements(requirements, {"rmse": 1.3, "train_batches_per_s": rate})
+        assert [one["passed"] for one in checked] == [passed, True]
+    assert describe_failed(check_requirements(requirements[:1], {})) == ["speed is undefined, expected >=3"]
+    with pytest.raises(ArgumentError, match="unknown metric 'speed'"):
+        parse_requirements(["speed>=3"], KNOWN, trains=False)
+    with pytest.raises(ArgumentError, match="of speed more is better"):
+        parse_requirements(["speed<=3"], KNOWN)
+
+
 def test_a_run_ends_only_where_one_failed():
     requirements.raise_failed(describe_failed([check("rmse<=1.35", 1.3)]), "All is there.")
     checked = [check("rmse<=1.35", 1.45), check("recall>=0.1", 0.2)]

@@ -153,6 +153,18 @@ def test_the_report_has_everything_and_the_card_what_a_stranger_needs(tmp_path) 
     assert [text for text in alone if text in words] == []  # of these names of groups are the user's data
 
 
+def test_the_speed_over_a_baseline_is_in_both_and_what_the_sessions_cost_in_the_report(tmp_path) -> None:
+    settings = {**affinity_results()["settings"], "baseline_rate": "1.59", "dollars_per_hour": [1.89]}
+    speed = {"train_batches_per_s": 4.77, "train_rows_per_s": 57.2, "train_speed_vs_baseline": 3.0}
+    train = {**affinity_results()["train"], **speed}
+    for name, given in (("a", {"settings": settings, "train": train}), ("b", {})):
+        report, card = read_pages(write_run(tmp_path / name, affinity_results(**given)))
+        row = ["speed", "3.00x the baseline", "4.77 batches/s, 57.2 rows/s; against 1.59 (--baseline_rate)"]
+        assert (row in table_rows(card)) == (name == "a")
+        assert (" ".join(row) in report.text) == (name == "a")
+        assert ("cost $0.47, at $1.89 an hour" in report.text) == (name == "a")  # of 900 s: a quarter of it
+
+
 def test_a_limit_stands_there_when_the_run_recorded_it_and_only_then(tmp_path) -> None:
     limits = [
         ("verdict.is_better", False, "It is not better than a trivial predictor"),

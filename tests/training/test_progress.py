@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 import sys
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 from parts_alone import make_args
+from tiny_masked_lm import make_trainer as make_masked_lm
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ProgressCallback
 from watched_runs import Kill, Scripted, make_script, make_trainer, model_of
 
+from hf_ext.errors import ArgumentError
 from hf_ext.hardware import Device, describe_hardware
 from hf_ext.optional import import_problem
 from hf_ext.reporting import SpeedLine, ThroughputCallback
@@ -279,6 +282,65 @@ def test_an_idle_gpu_is_said_with_the_cause_that_was_measured(tmp_path, lines, b
         loop.throughput.device = replace(CARD, hardware=replace(CARD.hardware, memory_gib=memory_gib))
         loop.steps(30, 0, 6)
         assert lines()[-1].endswith(f"left; the GPU is busy 60% of the time ({cause})")
+
+
+def test_after_500_batches_the_log_says_the_factor_over_a_baseline(tmp_path, lines, caplog) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "throughput.json").write_text('{"device": "T4", "rates": {"sequences_per_s": 8}}')
+    # Steps of 2 passes and 8 rows in 4 s: 0.5 batches a second, and 2 rows; the first step warms up.
+    for given, said in (
+        ("0.25", "2.00x the baseline's 0.25 batches/s"),
+        (str(tmp_path / "old"), "0.25x the baseline's 8 rows/s"),
+    ):
+        loop = Loop(tmp_path, baseline_rate=given, gradient_accumulation_steps=2).steps(250, 0, 4).log()
+        assert "baseline" not in caplog.text  # 498 of them
+        loop.steps(1, 0, 4).log().steps(1, 0, 4).log()
+        assert [one for one in caplog.messages if " batches of " in one] == [f"500 batches of 4 rows: {said}."]
+        loop.steps(60, 0, 4)
+        assert f" batches/s, {float(said[:4]):g}x the baseline, " in lines()[-1]
+        caplog.clear()
+
+
+def test_what_is_no_baseline_is_refused_before_anything_begins(tmp_path) -> None:
+    for given in ("0", "-1", "nan", "fast", str(tmp_path)):
+        with pytest.raises(ArgumentError, match=f"--baseline_rate {given}: give batches per second, such as 1.59, or"):
+            make_args(tmp_path, baseline_rate=given)
+    (tmp_path / "throughput.json").write_text('{"device": "cpu", "warmup_steps": 3}')
+    with pytest.raises(ArgumentError, match="of a run that measured steps after its warm-up"):
+        make_args(tmp_path, baseline_rate=str(tmp_path))
+
+
+def test_a_continued_run_has_the_speed_of_all_its_sessions_without_their_warm_ups(tmp_path) -> None:
+    loop = Loop(tmp_path, baseline_rate="0.1").steps(1, 0, 60).steps(3, 0, 2)
+    state = json.loads(json.dumps(loop.line.state()))
+    again = Loop(tmp_path, baseline_rate="0.1")
+    again.line.load(state)
+    logs = {"train_loss": 1.0}
+    again.steps(1, 0, 900).steps(1, 0, 4)
+    again.throughput.extend_logs(logs, again.args, again.state)
+    again.tell("log", logs=logs)
+    # 3 batches of 2 s and one of 4 s, 8 rows each.
+    found = {name: logs[f"train_{name}"] for name in ("batches_per_s", "rows_per_s", "speed_vs_baseline")}
+    assert found == {"batches_per_s": 0.4, "rows_per_s": 3.2, "speed_vs_baseline": pytest.approx(4)}
+    assert logs["train_sequences_per_s"] == 2.0  # of this session alone
+
+
+def test_a_run_that_is_ended_and_continued_counts_on_and_one_that_was_over_keeps_its_speed(tmp_path) -> None:
+    given = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    trainer = make_masked_lm(tmp_path, **given)
+    trainer.train()
+    for step in (4, 8):
+        progress = json.loads((tmp_path / f"checkpoint-{step}" / "progress.json").read_text())
+        batches, rows, seconds = progress["speed"]["measured"]
+        assert (batches, rows) == (step - 3, 4 * (step - 3))  # 3 steps warm up
+        metrics = (
+            make_masked_lm(tmp_path / str(step), resume=str(tmp_path / f"checkpoint-{step}"), **given).train().metrics
+        )
+        if step == 4:
+            assert metrics["train_batches_per_s"] != pytest.approx(batches / seconds)  # with a fifth step's
+            assert metrics["train_rows_per_s"] / metrics["train_batches_per_s"] == pytest.approx(4)
+        else:
+            assert metrics["train_batches_per_s"] == pytest.approx(batches / seconds)
 
 
 @pytest.mark.parametrize("eval_subset", [None, 100])

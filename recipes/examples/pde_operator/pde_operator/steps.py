@@ -154,13 +154,13 @@ def build(run: Run, data: OperatorData) -> dict[str, Any]:
     }
 
 
-def score(run: Run, trainer: Any, data: OperatorData) -> dict[str, Any]:
+def score(run: Run, trainer: Any, trained: Any, data: OperatorData) -> dict[str, Any]:
     """Scores the test split beside predictions that learn nothing of the input."""
     errors = np.asarray(trainer.predict(data.rows["test"]).predictions, np.float64)
     check_scored(errors, "test")
     trivial = trivial_errors(data.samples["train"], data.samples["test"])
     test = score_split(errors, trivial, run.model_args.tasks, run.args.seed)
     requirements = parse_requirements(run.model_args.require, score_names(run.model_args.tasks))
-    required = check_requirements(requirements, test["scores"][MODEL])
+    required = check_requirements(requirements, {**test["scores"][MODEL], **trained.metrics})
     run.log.info("\nnRMSE on the test samples, none of which was trained on:\n%s", format_scores(test))
     return {"data": data.report, "verdict": test["verdict"], "test": test, "requirements": required}

@@ -81,7 +81,7 @@ class OperatorTask(Task):
         """Scores the test split beside predictions that learn nothing of the input."""
         from . import steps
 
-        return steps.score(run, trainer, data)
+        return steps.score(run, trainer, trained, data)
 
     def describe(self, results: Mapping[str, Any]) -> Page:
         """See `Task.describe`."""
