@@ -71,30 +71,16 @@ def flash_attn_varlen_qkvpacked_func(
     return torch.cat(segments)
 
 
+# fmt: off
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None
 ):
     """The same of three tensors, (all tokens, heads, head); in half precision alone, as its kernels are."""
-    assert q.dtype in (torch.bfloat16, torch.float16)
-    assert cu_seqlens_q is cu_seqlens_k
-    assert max_seqlen_q == max_seqlen_k
+    assert (q.dtype, max_seqlen_q, cu_seqlens_q) == (torch.bfloat16, max_seqlen_k, cu_seqlens_k)
     qkv = torch.stack([q, k, v], 1)
     return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, max_seqlen_q, dropout_p, softmax_scale, causal)
+# fmt: on
 
 
 UNUSED = ("flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func")

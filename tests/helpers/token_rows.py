@@ -25,9 +25,9 @@ def stack_rows(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def pad_rows(rows: list[dict[str, Any]], multiple: int = 1) -> dict[str, torch.Tensor]:
+def pad_rows(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """A batch padded on the right; labels of tokens are padded with what a loss ignores, those of rows are stacked."""
-    width = -(-max(len(row["input_ids"]) for row in rows) // multiple) * multiple
+    width = max(len(row["input_ids"]) for row in rows)
 
     def pad(values: list[int], filler: int) -> list[int]:
         return values + [filler] * (width - len(values))
@@ -48,12 +48,3 @@ class RecordingCollator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         self.batches.append([row["row"] for row in rows])
         return pad_rows(rows)
-
-
-class PadsToMultiples:
-    """Pads as collators of transformers do, to a multiple where it is told one."""
-
-    pad_to_multiple_of: int | None = None
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        return pad_rows(rows, self.pad_to_multiple_of or 1)

@@ -11,7 +11,6 @@ from hf_ext.models import KERNELS
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 padded_attention = KERNELS["padded"]
-LAYOUTS = [(3, 7, 3, 1, 12, 0, 7), (130, 7, 300, 128, 0, 128), (256,)]  # blocks have 128 tokens
 
 
 def make_rows(lengths, round_up=False, dtype=torch.float32):
@@ -34,7 +33,8 @@ def difference(kernel, lengths, biased=False, round_up=False, scaling=0.3, turne
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_flex_computes_what_attention_with_padding_does_with_t5s_bias_and_without(biased):
-    for lengths, round_up in ((LAYOUTS[0], True), (LAYOUTS[1], True), (LAYOUTS[1], False), (LAYOUTS[2], False)):
+    several = (130, 7, 300, 128, 0, 128)  # blocks have 128 tokens
+    for lengths, round_up in ((several, True), (several, False), ((256,), False)):
         assert difference(KERNELS["flex"], lengths, biased, round_up) < 2e-6
 
 
@@ -65,14 +65,9 @@ def test_each_family_packed_under_flex_gives_the_states_of_the_padded_model(make
         assert any(not torch.equal(found[name], expected[name]) for name in found)  # it is another kernel
 
 
-def test_dropout_goes_another_way_and_torch_has_no_backward_pass_on_a_cpu():
-    """When the second fails, `--attention flex` need not be refused for training on CPUs any more."""
+def test_torch_has_no_backward_pass_on_a_cpu():
+    """When this fails, `--attention flex` need not be refused for training on CPUs any more."""
     segments, rows, _ = make_rows((5, 9))
-    dropped = []
-    for kernel in (KERNELS["flex"], padded_attention):
-        torch.manual_seed(0)
-        dropped.append(kernel(*rows, segments, 0.3, 0.5, None))
-    assert torch.equal(*dropped)
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         KERNELS["flex"](*(x.requires_grad_() for x in rows), segments, 0.3, 0.0, None)
 
@@ -81,18 +76,11 @@ def test_dropout_goes_another_way_and_torch_has_no_backward_pass_on_a_cpu():
 @pytest.mark.parametrize("round_up", [False, True])
 def test_flash_attn_is_called_on_the_packed_row_and_a_bias_or_float32_goes_another_way(round_up):
     segments, rows, bias = make_rows((3, 7, 3, 1, 12, 7), round_up, torch.bfloat16)
-    found = []
-    for kernel in (KERNELS["fa2"], padded_attention):
-        inputs = [x.requires_grad_() for x in rows]
-        output = kernel(*inputs, segments, 0.3, 0.0, None)[: len(segments.indices)]
-        weights = torch.arange(output.numel()).view_as(output).sin()
-        found.append([output, *torch.autograd.grad((output.float() * weights).sum(), inputs)])
-    for ours, expected in zip(*found, strict=True):
-        assert (ours - expected).norm() / expected.norm() < 1e-2
-    assert not torch.equal(found[0][0], found[1][0])
+    found, expected = (kernel(*rows, segments, 0.3, 0.0, None) for kernel in (KERNELS["fa2"], padded_attention))
+    assert 0 < (found - expected)[: len(segments.indices)].norm() / expected.norm() < 1e-2
     for given, scores in ((rows, bias), ([x.float() for x in rows], None)):
-        ours, theirs = (kernel(*given, segments, 0.3, 0.0, scores) for kernel in (KERNELS["fa2"], padded_attention))
-        assert torch.equal(ours, theirs)
+        others = (segments, 0.3, 0.0, scores)
+        assert torch.equal(KERNELS["fa2"](*given, *others), padded_attention(*given, *others))
 
 
 @pytest.mark.gpu

@@ -154,8 +154,6 @@ def test_faesm_trains_on_a_cpu_by_its_sdpa_kernel_to_the_weights_of_stock_traini
     decision = faesm.plan["attention"]
     assert decision.reason.startswith("faesm's SDPA kernel, as fast as sdpa: flash attention needs compute capability")
     assert (decision.evidence["kernel"], decision.evidence["max_difference"]) == ("faesm_sdpa", 0.0)
-    names = {type(layer.attention.self).__name__ for layer in faesm.model.esm.encoder.layer}
-    assert names == {"FaesmAttention"}
     for trainer in (stock, faesm):
         trainer.train()
     assert largest_weight_difference(faesm.model, stock.model) == 0
@@ -172,34 +170,25 @@ def test_flex_embeds_frozen_towers_on_a_cpu_packed_and_is_refused_where_they_tra
     assert [trainer.plan[name].status for name in ("attention", "packing")] == ["applied", "applied"]
     assert 0 < trainer.plan["attention"].evidence["max_difference"] < 1e-4
     trainer.end()
-    with pytest.raises(
-        PlanRefused, match=r"--attention flex: cpu.* FlexAttention has no backward pass: use --attention auto"
-    ):
+    with pytest.raises(PlanRefused, match=r"flex: cpu.* FlexAttention has no backward pass: use --attention auto"):
         make_trainer(tmp_path, attention="flex")
 
 
 @pytest.mark.usefixtures("flash")
-@pytest.mark.parametrize("kernel", ["fa2", "a broken one"])
-def test_the_package_flash_attn_is_proven_on_first_rows_before_it_is_used(tmp_path, monkeypatch, kernel):
+def test_the_package_flash_attn_is_proven_on_first_rows_before_it_is_used(tmp_path, monkeypatch):
     import flash_attn
 
-    if kernel != "fa2":
-        right = flash_attn.flash_attn_varlen_func
-        monkeypatch.setattr(flash_attn, "flash_attn_varlen_func", lambda *given: 1.1 * right(*given))
     model, rows = make_wide_esm(), make_rows()
     args = make_args(tmp_path, attention="flash_attn", speedups=["packing"], bf16=True)
-    plan = flash_plan(model, rows, args)
-    assert plan["packing"].status == "applied"
-    if kernel != "fa2":
-        with pytest.raises(PlanRefused, match=r"--attention fa2 against the old attention: states have .* noise"):
-            FastTrainer(model, args, pad_rows, rows, plan=plan)
-        assert implementations(model) == ["sdpa"]
-        return
-    trainer = FastTrainer(model, args, pad_rows, rows, plan=plan)
+    trainer = FastTrainer(model, args, pad_rows, rows, plan=flash_plan(model, rows, args))
+    assert [trainer.plan[name].status for name in ("attention", "packing")] == ["applied", "applied"]
     assert trainer.plan["attention"].evidence["noise_ratio"] < 2
     trainer.train()
-    assert trainer.state.global_step == 4
     trainer.end()
+    right = flash_attn.flash_attn_varlen_func
+    monkeypatch.setattr(flash_attn, "flash_attn_varlen_func", lambda *given: 1.1 * right(*given))
+    with pytest.raises(PlanRefused, match=r"--attention fa2 against the old attention: states have .* noise"):
+        FastTrainer(model, args, pad_rows, rows, plan=flash_plan(model, rows, args))
     assert implementations(model) == ["sdpa"]
 
 
