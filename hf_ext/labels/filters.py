@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from contextlib import suppress
 from functools import partial, reduce
 from typing import Any
 
@@ -63,7 +64,7 @@ class RowFilter:
         self.told = told
         self._compared: dict[tuple[str, bool], None] = {}  # name, and whether its cells are numbers
         # Python has no backticks, and a filter no sets: a name in backticks becomes a set of one text.
-        named = re.sub("`([^`]+)`", r"{'\1'}", text.strip())
+        named = re.sub("`([^`]+)`", lambda match: f"{{{match[1]!r}}}", text.strip())
         try:
             self._condition = self._read(ast.parse(named, mode="eval").body)
         except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, OverflowError) as error:
@@ -107,15 +108,16 @@ class RowFilter:
                 [sign],
                 [ast.Constant() | ast.List() | ast.UnaryOp() as given],
             ):
-                value = ast.literal_eval(given)
-                types = {type(one) for one in (value if isinstance(value, list) else [value])}
-                is_number = types <= {int, float}
-                signs = ORDER if is_number else EQUAL
-                if isinstance(value, list):
-                    signs = MEMBER
-                elif value is None:
-                    signs = NOTHING
-                if type(sign) in signs and (is_number or types == {str} or value is None):
-                    self._compared[name, is_number] = None
-                    return signs[type(sign)](pc.field(f"{is_number} {name}"), value)
+                with suppress(ValueError):  # of names and sums in a list
+                    value = ast.literal_eval(given)
+                    types = {type(one) for one in (value if isinstance(value, list) else [value])}
+                    is_number = types <= {int, float}
+                    signs = ORDER if is_number else EQUAL
+                    if isinstance(value, list):
+                        signs = MEMBER
+                    elif value is None:
+                        signs = NOTHING
+                    if type(sign) in signs and (is_number or types == {str} or value is None):
+                        self._compared[name, is_number] = None
+                        return signs[type(sign)](pc.field(f"{is_number} {name}"), value)
         raise ValueError(f"{ast.unparse(node)!r} is no comparison of a column with a value")

@@ -14,6 +14,7 @@ from datasets.fingerprint import Hasher
 
 from ..checkpoints import find_model
 from ..data import (
+    REJECTED_FILE,
     TEACHER,
     DataArguments,
     LoadedData,
@@ -86,8 +87,9 @@ def teach(run: Run, loaded: LoadedData) -> Dataset:
         return rows
     if name := run.model_args.unlabelled:
         columns = run.data_args.sequence_columns
-        given = DataArguments(name, sequence_columns=columns, missing_chains=run.data_args.missing_chains)
-        further: Any = load_sequences(given).table
+        given = {one: getattr(run.data_args, one) for one in ("sequence_columns", "missing_chains", "bad_rows")}
+        rejected = run.folder / f"unlabelled.{REJECTED_FILE}"
+        further: Any = load_sequences(DataArguments(name, **given), rejected=rejected).table
         unknown = np.full(kind.label_shape, UNKNOWN if kind.dtype is np.int64 else np.nan).tolist()
         rows = concatenate_datasets([rows, further.add_column("label", [unknown] * len(further))])
         loaded.report["leaks"] = leak_report({**loaded.splits, "train": rows}, columns)
@@ -105,7 +107,9 @@ def predict_taught(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:
 
 def _predict(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:
     folder = find_model(run.model_args.distill_from)
-    content = [fingerprint_weights(str(folder), None), read_columns(rows, rows.column_names)]
+    if folder.resolve() == run.folder.resolve():
+        raise ArgumentError(f"--distill_from {folder} is the --output_dir, where the student is written: name another.")
+    content = [fingerprint_weights(str(folder), None), kind.names, read_columns(rows, rows.column_names)]
     path = run.folder / f"teacher-{Hasher.hash(content)}.npy"
     if path.is_file():
         return np.load(path)

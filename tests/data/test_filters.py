@@ -56,7 +56,6 @@ EXPECTED = {
     "species is None and label < 11": [2, 6, 10],
     "(species is not None) and (label < 2 or label >= 23)": [0, 1, 23],
     "`p K (nM)` > 3 and `p K (nM)` < 5": [7, 9],
-    "label == -1 or label == 7": [7],
 }
 
 
@@ -130,27 +129,14 @@ def test_files_that_are_splits_are_counted_one_by_one_and_other_rows_are_another
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        (
-            {"filter": "specie == 'human'"},
-            DataError,
-            r"no column 'specie' \(did you mean 'species'\?\). Columns: sequence,",
-        ),
-        (
-            {"filter": "species > 3"},
-            DataError,
-            "row 2, column 'species', value 'human': --filter 'species > 3' compares",
-        ),
+        ({"filter": "specie == 'x'"}, DataError, r"no column 'specie' \(did you mean 'species'\?\). Columns:"),
+        ({"filter": "species > 3"}, DataError, "row 2, column 'species', value 'human': --filter 'species > 3' comp"),
         ({"filter": "label > 99"}, DataError, "label > 99.*: 0 of 24 rows are used"),
-        (
-            {"filter_train": "label > 99"},
-            DataError,
-            "--filter_train 'label > 99', training rows: 0 of 20 rows are used",
-        ),
+        ({"filter_train": "label > 99"}, DataError, "--filter_train 'label > 99', training rows: 0 of 20 rows"),
         ({"filter": "species > 'cow'"}, ArgumentError, "\"species > 'cow'\" is no comparison .* Write COLUMN OP VALUE"),
         ({"filter": "label > species"}, ArgumentError, "'label > species' is no comparison of a column with a value"),
-        ({"filter": "label + 1 > 2"}, ArgumentError, "'label \\+ 1 > 2' is no comparison"),
         ({"filter": "species in 'human'"}, ArgumentError, "is no comparison"),
-        ({"filter": "label in [1, 'a']"}, ArgumentError, "is no comparison"),
+        ({"filter": "species in [human, cow]"}, ArgumentError, r"'species in \[human, cow\]' is no comparison"),
         ({"filter": "label == None"}, ArgumentError, "is None or is not None"),
         ({"filter": "__import__('os').abort()"}, ArgumentError, "is no comparison"),
         ({"filter": "label >"}, ArgumentError, "invalid syntax"),
