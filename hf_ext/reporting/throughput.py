@@ -44,12 +44,10 @@ class ThroughputCallback(TrainerCallback):
     A step lasts from the moment the loop was free for it to its end; until its batches are there, it waits for data.
     Numbers are of all processes together; times are their mean, memory is their largest. Logged (since the last log):
     `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
-    `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs
-    utilisation; left out where the peak is not known), `gpu_utilization` (share of the time in which a kernel ran, as
-    nvidia-smi has it, asked where Trainer logs and where a line is shown; left out where NVML cannot be asked),
-    `peak_memory_gib` (of the device; on a CPU of the process),
-    `hours_left` (with evaluation and saving as they were so far). In the metrics of `train()` the
-    same for the whole run, with `train_` in front.
+    `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs utilisation,
+    where the peak is known), `gpu_utilization` (share of the time in which a kernel ran, where NVML can be asked),
+    `peak_memory_gib` (of the device; on a CPU of the process), `hours_left` (with evaluation and saving as they were so
+    far). In the metrics of `train()` the same for the whole run, with `train_` in front.
 
     Args:
         model: the model that trains, unwrapped; None takes the Trainer's.
