@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..arguments import COUNT, SEED, check_choices, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
-from ..labels import RowFilter, TaskChoice
+from ..labels import TaskChoice
+
+if TYPE_CHECKING:
+    from ..labels import RowFilter
 
 SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
 CLUSTER_IDENTITY = 0.8
@@ -63,6 +66,8 @@ class ReadingArguments:
     def read_filters(self) -> dict[str, RowFilter]:
         """Reads what `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is no condition."""
         given = {name: getattr(self, name, None) for name in ("filter", "filter_train")}
+        from ..labels import RowFilter  # here, since --help needs no tables
+
         return {name: RowFilter(text, f"--{name} {text!r}") for name, text in given.items() if text}
 
 
