@@ -90,11 +90,13 @@ def recomputed() -> str:
         for time in (1.0, 1.1, 1.2, 1.3, 1.4)
     ]
     for row in sides:
-        x = left + (row["cpu_over_none"][1] - 1) * per_time
-        y = bottom - row["most_over_none"] * per_byte
+        time, share = row["cpu_over_none"][1], row["most_over_none"]
+        x, y = round(left + (time - 1) * per_time), round(bottom - share * per_byte)
         lines += [
-            f'<circle cx="{x:.0f}" cy="{y:.0f}" r="5" fill="{COLOURS["full"]}"/>',
-            f'<text x="{x + 10:.0f}" y="{y + 4:.0f}">{RECOMPUTED[row["policy"]]}</text>',
+            f'<circle cx="{x}" cy="{y}" r="5" fill="{COLOURS["full"]}"/>',
+            f'<text x="{x + 10}" y="{y + 4}">{RECOMPUTED[row["policy"]]}:</text>',
+            f'<text x="{x + 130}" y="{y + 4}">{share:.2f}</text>',
+            f'<text x="{x + 170}" y="{y + 4}">{time:.2f}</text>',
         ]
     title = f"ESM-2 {shape[0]}: most bytes at once (up) against CPU time (right), of a training pass that keeps all"
     return "\n".join([*_open_svg(title, bottom + 30), *lines, "</svg>", ""])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -236,7 +236,7 @@ def recompute(model: nn.Module, parts: str, every_n_layers: int = 1, **options: 
     return len(found)
 
 
-def find_recomputed(model: nn.Module) -> list[tuple[nn.Module, str]]:
+def find_recomputed(model: nn.Module) -> list[Any]:
     """Finds what `recompute` changed: modules and names of methods."""
     methods = ((module, name) for module in model.modules() for name in ("forward", FEED_FORWARD))
     return [(one, name) for one, name in methods if getattr(vars(one).get(name), "func", None) is _compute_again]
@@ -250,13 +250,13 @@ def keep_activations(model: nn.Module) -> None:
             vars(module)[name] = method
 
 
-def _compute_again(module: nn.Module, method: Callable[..., Any], options: Any, *args: Any, **kwargs: Any) -> Any:
+def _compute_again(module: nn.Module, method: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return method(*args, **kwargs)
     return checkpoint(partial(method, **kwargs), *args, use_reentrant=False, **options)
 
 
-def _list_methods(block: nn.Module, parts: str) -> list[tuple[nn.Module, str]]:
+def _list_methods(block: nn.Module, parts: str) -> list[Any]:
     if parts == "layers":
         return [(block, "forward")]
     if parts == "feed_forward" and hasattr(block, FEED_FORWARD):

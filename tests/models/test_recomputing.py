@@ -15,6 +15,7 @@ from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.models import keep_activations, recompute
+from hf_ext.plan import make_plan
 from hf_ext.trainer import FastTrainer
 
 pytestmark = pytest.mark.usefixtures("blocked_in_float32")
@@ -182,6 +183,19 @@ def test_a_run_of_any_model_ends_in_the_weights_of_one_without(tmp_path, name):
         assert all(torch.equal(tensor, weights[asked][key]) for key, tensor in weights[None].items())
 
 
+def test_the_plan_has_the_ledger_count_what_is_computed_again(tmp_path):
+    every = {"activation_checkpointing_kwargs": {"every_n_layers": 2}}
+    for asked, others, counted in (
+        (None, {}, (False, 1)),
+        (True, every, (True, 2)),
+        ("attention", {}, ("attention", 1)),
+        ("3", {}, ("layers", 3)),
+    ):
+        args = make_args(tmp_path, activation_checkpointing=asked, **others)
+        costs = make_plan(args, make()).count_costs(args)
+        assert (costs.recomputes, costs.every_n_layers) == counted
+
+
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated")
 def test_words_and_numbers_are_read_from_anywhere_and_the_older_name_still_works(tmp_path):
     given = {"TRUE": True, "false": False, "3": 3, "Attention": "attention", 2: 2, 0: False, True: True, None: False}
@@ -192,13 +206,11 @@ def test_words_and_numbers_are_read_from_anywhere_and_the_older_name_still_works
 
 
 def test_what_cannot_be_computed_again_is_refused_before_the_run(tmp_path):
-    with pytest.raises(
-        ArgumentError, match=r"activation_checkpointing='half': allowed are none, true, false, attention, "
-    ):
+    with pytest.raises(ArgumentError, match=r"activation_checkpointing='half': allowed are true, false, attention, "):
         make_args(tmp_path, activation_checkpointing="half")
     for given, words in (
-        ({"activation_checkpointing": "attention"}, "no repeated layer that trains has a part that is attention"),
-        ({"activation_checkpointing": "-1"}, "allowed are none, true"),
+        ({"activation_checkpointing": "attention"}, "no repeated layer that trains has an attention part: use layers"),
+        ({"activation_checkpointing": "-1"}, "allowed are true"),
         ({"activation_checkpointing": "layers", "activation_checkpointing_kwargs": {"offload": True}}, "are for true"),
         ({"activation_checkpointing": 2, "without": ["activation_checkpointing"]}, "take one of them"),
     ):
