@@ -81,6 +81,9 @@ class StepArguments:
     effective_batch_size: Count | None = option(
         None, "Rows per optimizer step over all processes; sets accumulation. Changes what is learned."
     )
+    find_batch_size: bool = option(
+        False, "Find the most rows of a pass that fit (up to 128); accumulation keeps the rows of an optimizer step."
+    )
     max_tokens_per_batch: Count | None = option(
         None, "Tokens per device and pass, special tokens included; the number of rows varies. Changes what is learned."
     )

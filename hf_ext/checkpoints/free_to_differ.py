@@ -41,8 +41,8 @@ _BY_REASON = {
         full_determinism attention
     """,
     "acts through batch sizes, the model or speed-ups, which are compared": """
-        effective_batch_size cached_batch_size auto_find_batch_size use_peft lora_r lora_alpha lora_dropout
-        lora_target_modules lora_kwargs preset speedups without
+        effective_batch_size cached_batch_size auto_find_batch_size find_batch_size use_peft lora_r lora_alpha
+        lora_dropout lora_target_modules lora_kwargs preset speedups without
     """,
     "makes rows, which are compared": """
         dataset_name dataset_config_name dataset_revision streaming id_column bad_rows max_residues too_long

@@ -159,7 +159,7 @@ class AffinityModel(TowerModel):
         output = self.head(features, filled)
         loss = None
         if labels is not None:
-            known = labels if ends is None else labels[~ends]
+            known = labels if ends is None else labels[:, : ends.shape[1]][~ends]
             total = self._label_losses(output, known, bounds).sum()
             counted = labels.ne(UNKNOWN) if self.skips_unknown else torch.ones_like(labels)
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name, recomputes
     from .encoder_precision import asked_bits, halve_encoders
     from .evidence.facts import describe_data, describe_model
-    from .evidence.sample import evaluating
+    from .evidence.sample import collate, evaluating, modes_kept
     from .lora import lora_settings
     from .optimizers import BITSANDBYTES
     from .precision import best_precision

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .attention import Attention
 from .base import Speedup
-from .batch_size import BatchSize, TokenBudget
+from .batch_size import BatchSize, FindBatchSize, TokenBudget
 from .compile import Compile
 from .encoder_precision import EncoderPrecision
 from .fused_layers import FusedGelu, FusedQkv, MaskedLMHead
@@ -34,6 +34,7 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead(),
     EmbeddingCache(),
     BatchSize(),
+    FindBatchSize(),  # after it, whose rows per step it keeps
     LengthGrouping(),
     TokenBudget(),
     DataLoading(),

@@ -19,6 +19,7 @@ from ..data import has_numbered_rows
 from ..errors import NotFiniteError, PlanRefused
 from ..speedups import Run
 from .backends import Backend
+from .fitting.halving import Halving
 from .host import Host, find_override
 
 # Nothing is scaled up any more: the gradients themselves are not finite. Scales start at 65536: 16 halvings.
@@ -43,16 +44,18 @@ class NanGuard(TrainerCallback):
     Args:
         trainer: whose `training_step` and `_get_grad_norm` show their results here.
         run: whose `padding` is watched. last_good: says what is left to continue from.
+        halving: shared by all processes where one has begun to compute in parts.
 
     Attributes:
         losses: of the micro-batches of the step at hand, on the device.
     """
 
-    def __init__(self, trainer: Host, run: Run, backend: Backend, last_good: Callable[[], str]):
+    def __init__(self, trainer: Host, run: Run, backend: Backend, last_good: Callable[[], str], halving: Halving):
         self._trainer = trainer
         self._run = run
         self._backend = backend
         self._last_good = last_good
+        self._halving = halving
         self.losses: list[Tensor] = []
         self._norm: Tensor | float | None = None
 
@@ -109,10 +112,12 @@ class NanGuard(TrainerCallback):
         norm = torch.as_tensor(self._norm if judges else 0.0).to(losses)
         padding = self._run.padding
         unread = torch.ones_like(losses) if padding is None else padding.is_unread(losses.device)
-        seen = torch.stack([losses, norm, unread.to(losses)])
+        seen = torch.stack([losses, norm, unread.to(losses), torch.full_like(losses, self._halving.is_new)])
         if trainer.args.world_size > 1:  # a sum is as finite as what it is of
             seen = trainer.accelerator.reduce(seen)
-        loss, gradient, num_unread = seen.tolist()
+        loss, gradient, num_unread, num_halved = seen.tolist()
+        if num_halved:
+            self._halving.share()
         return math.isfinite(loss), math.isfinite(gradient), num_unread == trainer.args.world_size
 
     # --- what is said of it -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import torch
 from equal_cases import make_parts
 from miniature_esm import make_wide_esm
 from small_evaluations import count, evaluations, make_rows, make_trainer
+from small_memory import Room
 from stock_twins import run_both
 from tiny_masked_lm import make_args as make_masked_args
 from tiny_masked_lm import make_rows as make_masked_rows
@@ -164,6 +165,41 @@ def sees_a_loss_that_reads_padding(folder: Path) -> str:
     given = {"speedups": ["packing"], "attention": "blocked", "per_device_train_batch_size": 2}
     args = make_masked_args(folder, **given)
     return said(PlanRefused, FastTrainer(make_wide_esm(), args, LabelOnPadding(), make_masked_rows(24)).train)
+
+
+@check
+def runs_out_of_memory(folder: Path) -> dict[str, Any]:
+    """The second process is, where a case says so: how far weights are from those of a run that is not, and its parts.
+
+    Gradients are sent in the last of two passes of a step: call 2, and 5 behind the one row that sends them.
+    """
+
+    def run(name: str, room: Room | None, **given: Any) -> FastTrainer:
+        model = make_wide_esm(torch_dtype=torch.float64).double()
+        (room if RANK and room else Room()).watch(model.esm.encoder.layer[1])
+        model.register_buffer("sent_every_step", torch.zeros(3))
+        given = {"gradient_accumulation_steps": 2, "max_steps": 4, "disable_tqdm": True, **given}
+        trainer = FastTrainer(model, make_masked_args(folder / name, **given), pad_rows, make_masked_rows(28))
+        trainer.train()
+        return trainer
+
+    def weights(trainer: FastTrainer) -> torch.Tensor:
+        return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+    whole = weights(run("whole", None))
+    found = {}
+    for where in ("forward", "backward"):
+        rooms = {"all": Room(2, where), "first": Room(None, where, (1,)), "sent": Room(None, where, (2,))}
+        for name, room in {**rooms, "later": Room(None, where, (5,)), "one": Room(1, where)}.items():
+            trainer = run(f"{where}-{name}", room)
+            parts = [entry["batch_parts"] for entry in trainer.state.log_history if "batch_parts" in entry]
+            found[f"{where} {name}"] = [float((weights(trainer) - whole).abs().max()), parts]
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    halved = run("halved", Room(None, "backward", (2,)), **saving)
+    again = run("halved", None, resume=str(folder / "halved" / "checkpoint-2"), **saving)
+    found["continued"] = [torch.equal(weights(again), weights(halved)), torch.equal(weights(again), whole)]
+    rows = run("find", Room(3), find_batch_size=True, gradient_accumulation_steps=3)
+    return {**found, "rows": [rows.args.per_device_train_batch_size, rows.args.gradient_accumulation_steps]}
 
 
 @check
