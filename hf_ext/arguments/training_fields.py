@@ -90,6 +90,10 @@ class StepArguments:
     encoder_learning_rate: Positive | None = option(
         None, "Learning rate of encoders that train; --learning_rate is then the head's."
     )
+    nan_policy: Literal["stop", "skip"] = option(
+        "stop", "A step whose loss or gradient is not finite ends the run, or is left out (skip)."
+    )
+    nan_skip_limit: Count = option(3, "Most steps in a row that --nan_policy skip leaves out.")
 
 
 @dataclass(repr=False)

@@ -19,7 +19,9 @@ _BY_REASON = {
         generation_num_beams generation_config
     """,
     "asks by its name for other rows than those that come next": "ignore_data_skip",
-    "says when to stop, not how to train": "early_stopping_patience early_stopping_min_delta max_hours",
+    "says when to stop, not how to train": """
+        early_stopping_patience early_stopping_min_delta max_hours nan_policy nan_skip_limit
+    """,
     "says what is kept or uploaded": """
         save_strategy save_steps save_minutes save_total_limit save_total_size_gb save_only_model save_on_each_node
         enable_jit_checkpoint load_best_model_at_end push_to_hub hub_model_id hub_strategy hub_token hub_private_repo

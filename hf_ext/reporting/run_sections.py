@@ -29,6 +29,7 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> Blocks:
         ["steps", units.number(run.state.global_step)],
         ["rows per step and process", units.number(settings.get("per_device_train_batch_size"))],
         ["learning rate", units.number(settings.get("learning_rate"))],
+        ["steps left out, as not finite", _count_logs(run, "skipped_step")],
         ["times that memory did not suffice for a step", _count_logs(run, "batch_parts")],
     ]
     for name, value in record.best.items():

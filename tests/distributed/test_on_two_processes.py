@@ -118,6 +118,15 @@ def test_a_step_for_which_one_process_has_no_room_has_the_gradient_of_one_that_f
         assert max(distance for distance, _ in found.values()) < 1e-12
 
 
+def test_a_label_that_one_process_sees_leaves_the_step_out_on_both(ranks):
+    first, second = (rank["leaves_steps_out"] for rank in ranks)
+    left, unchanged, resumed, is_same = first
+    assert len(left) == 4  # once an epoch
+    assert left == unchanged == resumed
+    assert is_same
+    assert second == first
+
+
 def test_both_processes_hear_how_a_push_went(ranks, launched):
     hub = launched[1]
     first, second = (rank["pushes"] for rank in ranks)

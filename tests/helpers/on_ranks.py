@@ -6,6 +6,7 @@ All checks, or those named, one after the other in one launch; what each found i
 
 import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -18,7 +19,9 @@ from typing import Any
 import pytest
 import torch
 from equal_cases import make_parts
-from miniature_esm import make_wide_esm
+from faulty_runs import Maker
+from faulty_runs import make_rows as make_faulty_rows
+from miniature_esm import make_narrow_esm, make_wide_esm
 from small_evaluations import count, evaluations, make_rows, make_trainer
 from small_memory import Room
 from stock_twins import run_both
@@ -200,6 +203,26 @@ def runs_out_of_memory(folder: Path) -> dict[str, Any]:
     found["continued"] = [torch.equal(weights(again), weights(halved)), torch.equal(weights(again), whole)]
     rows = run("find", Room(3), find_batch_size=True, gradient_accumulation_steps=3)
     return {**found, "rows": [rows.args.per_device_train_batch_size, rows.args.gradient_accumulation_steps]}
+
+
+@check
+def leaves_steps_out(folder: Path) -> list[Any]:
+    """Which, of a run with a label that one process sees; whether they changed weights; and whether a killed run ends
+    as it does."""
+    make = Maker(make_narrow_esm())
+    given = {"rows": make_faulty_rows(row7=math.nan), "num_train_epochs": 4, "nan_policy": "skip"}
+
+    def outcome(name: str, **more: Any) -> tuple[list[int], dict[int, Any]]:
+        trainer = make(folder / name, **given, **more)
+        trainer.train()
+        left = [entry["skipped_step"] for entry in trainer.state.log_history if "skipped_step" in entry]
+        return left, make.watch.weights
+
+    left, weights = outcome("whole")
+    make.killed(folder / "killed", at=left[1] + 2, **given)
+    resumed = outcome("killed", resume="auto")
+    kept = [weights[step] == weights[step - 1] for step in range(1, 13)]
+    return [left, [step + 1 for step in range(12) if kept[step]], resumed[0], resumed[1][12] == weights[12]]
 
 
 @check
