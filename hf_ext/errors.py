@@ -30,7 +30,8 @@ _OUT_OF_MEMORY = re.compile(
 SMALLER_STEP = (
     "Give half of --per_device_train_batch_size and twice --gradient_accumulation_steps: with --resume auto the run "
     "goes on from its last checkpoint, and every step has the same rows. --gradient_checkpointing, "
-    "--use_peft, --optim adamw_8bit and --max_residues need less. In an evaluation, lower --per_device_eval_batch_size."
+    "--use_peft, --optim adamw_8bit, --max_residues and a smaller model need less, in this order. In an evaluation, "
+    "lower --per_device_eval_batch_size."
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newlines and tabs
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")  # the form of the Hub's

@@ -23,6 +23,7 @@ from .training import (
     EmbeddingHost,
     Evaluator,
     Fsdp2,
+    Halving,
     Host,
     Loaders,
     Losses,
@@ -50,6 +51,7 @@ class Parts:
     run_clock: RunClockCallback
     loaders: Loaders
     masking: MaskingEpochCallback | None
+    halving: Halving
     nan_guard: NanGuard
     evaluator: Evaluator
     stopper: Stopper
@@ -100,6 +102,7 @@ def make_parts(
     speed_line = SpeedLine(throughput, lambda: trainer.callback_handler.callbacks)
     carried = (loaders, run_clock, speed_line, evaluator, collapse_alarm, early_stopping)
     keep = partial(Retention, trainer, backend, plan, early_stopping.num_bytes)
+    halving = Halving(trainer, backend, losses)
     saver = Saver(trainer, team, backend, stopper, carried, keep, push=lambda step: pusher.push_checkpoint(step))
     pusher = Pusher(trainer, team, stopper, saver)
     return Parts(
@@ -110,7 +113,8 @@ def make_parts(
         run_clock=run_clock,
         loaders=loaders,
         masking=MaskingEpochCallback(collator) if hasattr(collator, "set_epoch") else None,
-        nan_guard=NanGuard(trainer, planned.run, backend, saver.last_good),
+        halving=halving,
+        nan_guard=NanGuard(trainer, planned.run, backend, saver.last_good, halving),
         evaluator=evaluator,
         stopper=stopper,
         early_stopping=early_stopping,

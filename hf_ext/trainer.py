@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ from .training import (
     check_optimizer,
     check_training,
     encode_sequences,
+    find_batch_size,
     find_override,
     find_own_loss,
     finish_optimizer,
@@ -191,7 +192,7 @@ class FastTrainer(Trainer):
             folder = self._ext_parts.resumer.begin(resume_from_checkpoint, is_trial=trial is not None)
             train = partial(super().train, folder, trial, ignore_keys_for_eval)
             try:
-                output = self._ext_train_and_copy(train, self._ext_around_training(folder))
+                output = self._ext_train_and_copy(train, folder)
             except NotFiniteError as error:
                 if trial is None:
                     raise
@@ -221,13 +222,12 @@ class FastTrainer(Trainer):
             return StoppedForGood(f"{saved} {why_not}")
         return TrainingStopped(f"{saved} The same command continues from it.")
 
-    def _ext_train_and_copy(
-        self, train: Callable[[], TrainOutput], around: AbstractContextManager[None]
-    ) -> TrainOutput:
+    def _ext_train_and_copy(self, train: Callable[[], TrainOutput], folder: str | None) -> TrainOutput:
         """Trains; with `local_checkpoint_dir`, returns when the last checkpoint is in `output_dir`."""
         try:
             self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
-            with around:
+            find_batch_size(self, self._ext_planned, self._ext_parts.team, folder)
+            with self._ext_around_training(folder):
                 output = train()
         except RunEnded:
             self._ext_parts.saver.finish_copies()
@@ -320,12 +320,13 @@ class FastTrainer(Trainer):
         return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Takes a training step as Trainer does."""
+        """Takes a training step as Trainer does; where memory does not suffice, with fewer rows at a time."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
         self._ext_parts.checks.see(inputs)
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):  # which is asked for four times in there
-            loss = super().training_step(model, inputs, *args, **kwargs)
+            step = partial(super().training_step, model)
+            loss = self._ext_parts.halving.compute(model, inputs, lambda batch: step(batch, *args, **kwargs))
         self._ext_parts.nan_guard.losses.append(loss)
         return loss
 

@@ -63,6 +63,7 @@ ATTRIBUTES = {
     "_globalstep_last_logged",
     "_total_loss_scalar",
     "_tr_loss",
+    "_train_batch_size",
     "_trial",
 }  # that Trainer sets and hf_ext uses
 

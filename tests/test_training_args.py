@@ -43,6 +43,7 @@ def test_the_added_fields_stand_behind_those_of_trainer_and_are_off_by_default()
     assert {name: getattr(args, name) for name in added if getattr(args, name)} == {
         **{"attention": "auto", "compile_mode": "default", "resume": "no"},
         **{"early_stopping_min_delta": 0.01, "lora_r": 8, "lora_alpha": 16},
+        **{"nan_policy": "stop", "nan_skip_limit": 3},
     }
 
 

@@ -113,12 +113,19 @@ class StepArguments:
     lr_base_batch_size: Count | None = option(
         None, "Rows of the optimizer step that the learning rates were chosen for; needs --lr_scaling."
     )
+    find_batch_size: bool = option(
+        False, "Find the most rows of a pass that fit (up to 128); accumulation keeps the rows of an optimizer step."
+    )
     max_tokens_per_batch: Count | None = option(
         None, "Tokens per device and pass, special tokens included; the number of rows varies. Changes what is learned."
     )
     encoder_learning_rate: Positive | None = option(
         None, "Learning rate of encoders that train; --learning_rate is then the head's."
     )
+    nan_policy: Literal["stop", "skip"] = option(
+        "stop", "A step whose loss or gradient is not finite ends the run, or is left out (skip)."
+    )
+    nan_skip_limit: Count = option(3, "Most steps in a row that --nan_policy skip leaves out.")
 
 
 @dataclass(repr=False)

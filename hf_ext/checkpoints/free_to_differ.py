@@ -20,7 +20,9 @@ _BY_REASON = {
         generation_num_beams generation_config
     """,
     "asks by its name for other rows than those that come next": "ignore_data_skip",
-    "says when to stop, not how to train": "early_stopping_patience early_stopping_min_delta max_hours",
+    "says when to stop, not how to train": """
+        early_stopping_patience early_stopping_min_delta max_hours nan_policy nan_skip_limit
+    """,
     "says what is kept or uploaded": """
         save_strategy save_steps save_minutes save_total_limit save_total_size_gb keep_every_epochs save_only_model
         save_on_each_node enable_jit_checkpoint load_best_model_at_end push_to_hub hub_model_id hub_strategy
@@ -42,8 +44,8 @@ _BY_REASON = {
         full_determinism attention compile_mode pad_to_multiple_of
     """,
     "acts through batch sizes, the model or speed-ups, which are compared": """
-        effective_batch_size cached_batch_size auto_find_batch_size use_peft lora_r lora_alpha lora_dropout
-        lora_target_modules lora_kwargs preset speedups without
+        effective_batch_size cached_batch_size auto_find_batch_size find_batch_size use_peft lora_r lora_alpha
+        lora_dropout lora_target_modules lora_kwargs preset speedups without
     """,
     "acts through learning rates, which are compared": "lr_scaling lr_base_batch_size",
     "makes rows, which are compared": """

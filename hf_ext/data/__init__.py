@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .batches.batching import TokenBudgetBatchSampler, batches_by_tokens, count_tokens
     from .batches.collating import INPUTS_NAME, SequenceCollator
+    from .batches.cutting import cut_batch
     from .batches.dealing import EvenBatchSampler, LengthGroupedSampler, RepeatedRows
     from .batches.input_checks import check_inputs
     from .batches.masking import EPOCH_COLUMN, MaskedLMCollator, MaskingEpochCallback, mark_evaluation, splitmix64
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
         row_lengths,
     )
     from .demo import make_demo_encoders, make_demo_pairs, make_demo_table
-    from .fingerprints import compare_fingerprints, fingerprint, kept_random_states
+    from .fingerprints import capture_random_states, compare_fingerprints, fingerprint, kept_random_states
     from .formats import irregular_kind
     from .loading import LoadedData, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities

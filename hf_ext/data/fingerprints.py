@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,15 +115,27 @@ def _hash_table(dataset: datasets.Dataset) -> dict[str, str]:
     return {name: sink.hexdigest() for name, sink in hashes.items()}
 
 
-@contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Restores the random states of the process at the end: Python's, NumPy's, torch's, and those of GPUs in use."""
+def capture_random_states() -> Callable[[], None]:
+    """Returns what restores the random states of now: Python's, NumPy's, torch's, and those of GPUs in use."""
     python = random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002  the generator that libraries draw from
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
+    host = torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore() -> None:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(host)
+        torch.cuda.set_rng_state_all(gpus)
+
+    return restore
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Restores the random states of the process at the end."""
+    restore = capture_random_states()
+    try:
+        yield
+    finally:
+        restore()

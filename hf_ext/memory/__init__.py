@@ -7,6 +7,7 @@ from ..faces import offer
 if TYPE_CHECKING:
     from .forecast import MemoryModel, TrainConfig, affinity_batch, masked_lm_batch
     from .out_of_memory import DidNotFit, attempt
+    from .probe import tensors_in
     from .report import NUMERICS, MemoryReport, Switch, format_memory, report_memory
     from .stored import WEIGHT_BYTES, optimizer_bytes, trained
 else:

@@ -242,7 +242,7 @@ def record_pass(
         around.enter_context(autocast_rule(kind))
         ledger.know([*model.parameters(), *model.buffers()])
         weights = ledger.total
-        ledger.know(_tensors(batch), OTHER)
+        ledger.know(tensors_in(batch), OTHER)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 handle = parameter.register_post_accumulate_grad_hook(lambda p: ledger.know([p.grad], GRADIENTS))
@@ -268,8 +268,9 @@ def _loss(outputs: Any) -> Tensor:
     return first if first.dim() == 0 else first.float().sum()
 
 
-def _tensors(value: object) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
+    """Lists the tensors of a batch, those of mappings and objects inside of it too, in their order."""
     if isinstance(value, Tensor):
         return [value]
     values = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
-    return [tensor for part in values for tensor in _tensors(part)]
+    return [tensor for part in values for tensor in tensors_in(part)]

@@ -164,7 +164,7 @@ class AffinityModel(TowerModel):
         output = self.head(features, filled)
         loss = None
         if labels is not None:
-            known = labels if ends is None else labels[~ends]
+            known = labels if ends is None else labels[:, : ends.shape[1]][~ends]
             total = self._label_losses(output, known, bounds, teacher).sum()
             counted = labels.ne(UNKNOWN) if self.skips_unknown and teacher is None else torch.ones_like(labels)
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch

@@ -14,7 +14,7 @@ from .run_files import RunFiles, show_argument, show_command
 
 MAX_ROWS = 20  # of a table
 CLASSES = {"I": "same mathematics", "N": "other numerics", "L": "changes learning"}
-_NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step")
+_NO_METRICS = ("runtime", "per_second", "num_distinct", "num_tokens", "epoch", "step", "batch_parts")
 
 
 def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> Blocks:
@@ -29,6 +29,8 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> Blocks:
         ["steps", units.number(run.state.global_step)],
         ["rows per step and process", units.number(settings.get("per_device_train_batch_size"))],
         ["learning rate", units.number(settings.get("learning_rate"))],
+        ["steps left out, as not finite", _count_logs(run, "skipped_step")],
+        ["times that memory did not suffice for a step", _count_logs(run, "batch_parts")],
     ]
     for name, value in record.best.items():
         label = "best step" if name == "step" else f"{metric_name(name)} of the best step, validation"
@@ -47,6 +49,10 @@ def training_blocks(run: RunFiles, of_task: Sequence[Block]) -> Blocks:
         text = f"Early stopping {end}. It waits for {patience} evaluations in a row without improvement."
         blocks.append(Text(text))
     return [*blocks, *_evaluation_blocks(run)]
+
+
+def _count_logs(run: RunFiles, name: str) -> str:
+    return units.number(sum(name in entry for entry in run.state.log_history) or None)
 
 
 def _evaluation_blocks(run: RunFiles) -> Blocks:

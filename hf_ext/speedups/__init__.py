@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name
     from .encoder_precision import asked_bits, halve_encoders
     from .evidence.facts import describe_data, describe_model
-    from .evidence.sample import evaluating
+    from .evidence.sample import collate, evaluating, modes_kept
     from .fused_layers import fuse_gelu
     from .lora import lora_settings
     from .optimizers import BITSANDBYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from .base import Context, Costs, Decision, Settings, Speedup, applied, off, refused
+from .base import Context, Costs, Decision, Settings, Speedup, applied, are_weights_split, off, refused
 from .trainer_fields import SetsFields
 
 MIN_STEPS_PER_EPOCH = 64
@@ -148,6 +148,37 @@ class LrScaling(SetsFields):
         rates = {name: getattr(args, name) * factor for name in names}
         words = ", ".join(f"{name} {getattr(args, name):g} x {factor:.4g} = {rates[name]:.4g}" for name in names)
         return applied(f"{words}: {rows} rows per step over {args.lr_base_batch_size}, {args.lr_scaling}", rates)
+
+
+class FindBatchSize(Speedup):
+    """The most rows of a pass that fit into memory, found before the first step: `--find_batch_size true`.
+
+    Class I: rows per optimizer step stay what they were, `--effective_batch_size` or rows of a pass x passes x
+    processes, and only what divides them is tried, up to 128 or what `--per_device_train_batch_size` says.
+    Effect: fewer and larger passes. Hardware: any; on a CPU, what is free of the host's memory.
+    Cost: one step on the longest rows, which is undone. Source: `hf_ext/training/fitting/finder.py`.
+    """
+
+    NAME = "find_batch_size"
+
+    def decide(self, context: Context) -> Decision:
+        """Applies where it is asked for; refuses where rows per pass are none of its business, or not known."""
+        if not context.args.find_batch_size or self.left_out(context):
+            return context.unasked(self.NAME, "give --find_batch_size true")
+        args = context.args
+        give = "give --per_device_train_batch_size"
+        problems = {
+            "--auto_find_batch_size changes the rows of a step: leave one out": args.auto_find_batch_size,
+            "passes follow --max_tokens_per_batch, not rows: leave one out": args.max_tokens_per_batch,
+            f"weights are split over processes (FSDP, DeepSpeed): {give}": are_weights_split(args),
+            f"the longest rows of a stream are not known: {give}": context.data.streaming,
+            f"no encoder runs while training: {give}": context.caches_all_inputs,
+            "Accelerate's split_batches divides batches: leave it out": args.accelerator_config.split_batches,
+        }
+        problem = next((text for text, holds in problems.items() if holds), context.replicas)
+        if problem:
+            return refused(f"--find_batch_size: {problem}")
+        return applied("the most rows of a pass that fit are looked for before the first step, whose rows stay")
 
 
 class TokenBudget(Speedup):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .attention import Attention
 from .base import Speedup
-from .batch_size import BatchSize, LrScaling, TokenBudget
+from .batch_size import BatchSize, FindBatchSize, LrScaling, TokenBudget
 from .compile import ActivationCheckpointing, Compile
 from .encoder_precision import EncoderPrecision
 from .fused_layers import FusedGelu, FusedQkv, MaskedLMHead
@@ -34,6 +34,7 @@ REGISTRY: tuple[Speedup, ...] = (
     MaskedLMHead(),
     EmbeddingCache(),
     BatchSize(),
+    FindBatchSize(),  # after it, whose rows per step it keeps
     LengthBuckets(),
     LrScaling(),
     LengthGrouping(),

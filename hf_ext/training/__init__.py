@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .early_stopping import EarlyStopping, check_metric_on_rows
     from .embedding_cache import Embedded, EmbeddingCache, EmbeddingHost, encode_sequences
     from .evaluation import Evaluator, Given, MakeLoader, OnePass
+    from .fitting.finder import find_batch_size
+    from .fitting.halving import Halving
     from .fsdp2 import Fsdp2
     from .host import BATCHES, EVALUATION_LOSS, Carried, Host, Rows, find_override, find_own_loss, name_evaluation_sets
     from .loaders import Loaders, take_rows

@@ -72,12 +72,16 @@ class Host(Protocol):
     _globalstep_last_logged: int
     _total_loss_scalar: float
     _tr_loss: torch.Tensor
+    _train_batch_size: int
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Does what `Trainer.log` does."""
 
     def loss_counts_items(self) -> bool:
         """Returns whether the loss is a sum over items by their number in the step; `FastTrainer`'s."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
+        """Does what `Trainer.training_step` does."""
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
         """Does what `Trainer`'s does."""

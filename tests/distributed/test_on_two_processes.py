@@ -106,6 +106,27 @@ def test_padding_that_one_process_sees_ends_all(ranks):
     assert all(re.match(words, rank["sees_a_loss_that_reads_padding"]) for rank in ranks)
 
 
+def test_a_step_for_which_one_process_has_no_room_has_the_gradient_of_one_that_fits_and_none_waits(ranks):
+    """In the forward or the backward pass, before or while gradients are sent; all then compute in as many parts."""
+    for found in (rank["runs_out_of_memory"] for rank in ranks):
+        assert found.pop("rows") == [3, 4]  # the most that fit on both
+        assert found.pop("continued") == [True, False]  # bytes of the run in parts, not of the whole one
+        assert len(found) == 10
+        assert {name: parts for name, (_, parts) in found.items()} == {
+            name: [4 if name.endswith("one") else 2] for name in found
+        }
+        assert max(distance for distance, _ in found.values()) < 1e-12
+
+
+def test_a_label_that_one_process_sees_leaves_the_step_out_on_both(ranks):
+    first, second = (rank["leaves_steps_out"] for rank in ranks)
+    left, unchanged, resumed, is_same = first
+    assert len(left) == 4  # once an epoch
+    assert left == unchanged == resumed
+    assert is_same
+    assert second == first
+
+
 def test_both_processes_hear_how_a_push_went(ranks, launched):
     hub = launched[1]
     first, second = (rank["pushes"] for rank in ranks)

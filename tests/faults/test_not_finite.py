@@ -235,3 +235,104 @@ def test_the_search_for_a_scale_ends_no_run(make_scaled):
     assert taken[0] > 8  # the steps before were left out
     assert len(taken) > 8
     assert trainer.accelerator.scaler.get_scale() == START / 2 ** (20 - len(taken))
+
+
+# --- steps that are left out --------------------------------------------------------------------------------------
+
+
+class TakesNoStep(TrainerCallback):
+    """Throws the gradients of some steps away, so that the optimizer makes none."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step + 1 in self.steps:
+            kwargs["model"].zero_grad()
+
+
+def left_out(trainer):
+    return [entry["skipped_step"] for entry in trainer.state.log_history if "skipped_step" in entry]
+
+
+def weights_at_end(make):
+    return make.watch.weights[max(make.watch.weights)]
+
+
+SKIP = {"nan_policy": "skip", "num_train_epochs": 2, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(("label", "kill_at"), [(NAN, 5), (INF, 3)])
+def test_a_step_left_out_touches_nothing_and_a_killed_run_goes_on_as_if_it_had_not_been(
+    label, kill_at, make, tmp_path, caplog
+):
+    whole = make(tmp_path / "whole", rows=make_rows(row7=label), **SKIP)
+    whole.train()
+    bad, expected = left_out(whole), weights_at_end(make)
+    assert whole.state.global_step == 12
+    assert len(bad) == 2  # once an epoch
+    assert all(make.watch.weights[step] == make.watch.weights[step - 1] for step in bad)
+    said = [message for message in caplog.messages if message.startswith("Left out: step")]
+    assert all(re.search(r"rows (7, \d+|\d+, 7) of the training data", line) for line in said)
+    assert len(said) == 2
+    assert all(math.isfinite(entry["loss"]) for entry in whole.state.log_history if "loss" in entry)
+    # The twin: the same steps, of rows that are well, without their gradients.
+    twin = make(tmp_path / "twin", callbacks=[TakesNoStep(bad)], **{**SKIP, "nan_policy": "stop"})
+    twin.train()
+    assert weights_at_end(make) == expected
+    make.killed(tmp_path / "killed", at=kill_at, rows=make_rows(row7=label), **SKIP)
+    resumed = make(tmp_path / "killed", rows=make_rows(row7=label), resume="auto", **SKIP)
+    resumed.train()
+    assert make.watch.began_at == kill_at - 1  # behind the first step that was left out, and before it
+    assert weights_at_end(make) == expected
+    assert left_out(resumed) == bad
+    assert [e["loss"] for e in resumed.state.log_history if "loss" in e] == [
+        e["loss"] for e in whole.state.log_history if "loss" in e
+    ]
+
+
+def test_of_steps_in_a_row_as_many_are_left_out_as_allowed_and_a_continued_run_counts_on(make, tmp_path):
+    rows = make_rows(**{f"row{i}": NAN for i in range(12)})
+    given = {**SKIP, "nan_skip_limit": 3, "save_steps": 1}
+    before = bits(make.template)
+    message = stopped(make(tmp_path / "whole", rows=rows, **given), tmp_path)
+    assert bad_step(message) == 4
+    make.killed(tmp_path / "killed", at=2, rows=rows, **given)
+    trainer = make(tmp_path / "killed", rows=rows, resume="auto", **given)
+    message = stopped(trainer, tmp_path)
+    assert make.watch.began_at == 1
+    assert bad_step(message) == 4
+    assert left_out(trainer) == [1, 2, 3]
+    assert bits(trainer.model) == before
+
+
+class Normalised(torch.nn.Module):
+    """A head behind a batch norm, whose means a batch with NaN would spoil."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+
+    def forward(self, input_ids=None, labels=None, attention_mask=None):
+        values = self.head(self.norm(input_ids[:, :3].float() * labels[:, None]))
+        return {"loss": (values.squeeze(1) - labels).square().mean(), "logits": values}
+
+
+def test_means_of_a_batch_norm_are_as_before_a_step_that_was_left_out(make, tmp_path):
+    trainer = make(tmp_path, model=Normalised(), rows=make_rows(row7=NAN), **SKIP)
+    trainer.train()
+    bad = left_out(trainer)
+    assert len(bad) == 2
+    assert all(make.watch.weights[step] == make.watch.weights[step - 1] for step in bad)
+    assert make.watch.weights[12] != make.watch.weights[bad[-1] - 2]
+
+
+def test_a_loss_that_is_no_number_is_left_out_under_a_loss_scale_which_is_not_changed_for_it(make_scaled):
+    trainer = make_scaled(scale=8.0, rows=make_rows(row7=NAN), max_steps=12, nan_policy="skip")
+    trainer.train()
+    assert len(left_out(trainer)) == 2
+    assert trainer.accelerator.scaler.get_scale() == 8.0
+    overflows = make_scaled(lambda model: round_to_half(model, 2.0**-9), max_steps=12, nan_policy="skip")
+    overflows.train()
+    assert left_out(overflows) == []  # which is the scale's to find, by steps of its own
+    assert overflows.accelerator.scaler.get_scale() < START

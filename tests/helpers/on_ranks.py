@@ -6,6 +6,7 @@ All checks, or those named, one after the other in one launch; what each found i
 
 import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -18,8 +19,11 @@ from typing import Any
 import pytest
 import torch
 from equal_cases import make_parts
-from miniature_esm import make_wide_esm
+from faulty_runs import Maker
+from faulty_runs import make_rows as make_faulty_rows
+from miniature_esm import make_narrow_esm, make_wide_esm
 from small_evaluations import count, evaluations, make_rows, make_trainer
+from small_memory import Room
 from stock_twins import run_both
 from tiny_masked_lm import make_args as make_masked_args
 from tiny_masked_lm import make_rows as make_masked_rows
@@ -165,6 +169,61 @@ def sees_a_loss_that_reads_padding(folder: Path) -> str:
     given = {"speedups": ["packing"], "attention": "blocked", "per_device_train_batch_size": 2}
     args = make_masked_args(folder, **given)
     return said(PlanRefused, FastTrainer(make_wide_esm(), args, LabelOnPadding(), make_masked_rows(24)).train)
+
+
+@check
+def runs_out_of_memory(folder: Path) -> dict[str, Any]:
+    """The second process is, where a case says so: how far weights are from those of a run that is not, and its parts.
+
+    Gradients are sent in the last of two passes of a step: call 2, and 5 behind the one row that sends them.
+    """
+
+    def run(name: str, room: Room | None, **given: Any) -> FastTrainer:
+        model = make_wide_esm(torch_dtype=torch.float64).double()
+        (room if RANK and room else Room()).watch(model.esm.encoder.layer[1])
+        model.register_buffer("sent_every_step", torch.zeros(3))
+        given = {"gradient_accumulation_steps": 2, "max_steps": 4, "disable_tqdm": True, **given}
+        trainer = FastTrainer(model, make_masked_args(folder / name, **given), pad_rows, make_masked_rows(28))
+        trainer.train()
+        return trainer
+
+    def weights(trainer: FastTrainer) -> torch.Tensor:
+        return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+    whole = weights(run("whole", None))
+    found = {}
+    for where in ("forward", "backward"):
+        rooms = {"all": Room(2, where), "first": Room(None, where, (1,)), "sent": Room(None, where, (2,))}
+        for name, room in {**rooms, "later": Room(None, where, (5,)), "one": Room(1, where)}.items():
+            trainer = run(f"{where}-{name}", room)
+            parts = [entry["batch_parts"] for entry in trainer.state.log_history if "batch_parts" in entry]
+            found[f"{where} {name}"] = [float((weights(trainer) - whole).abs().max()), parts]
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    halved = run("halved", Room(None, "backward", (2,)), **saving)
+    again = run("halved", None, resume=str(folder / "halved" / "checkpoint-2"), **saving)
+    found["continued"] = [torch.equal(weights(again), weights(halved)), torch.equal(weights(again), whole)]
+    rows = run("find", Room(3), find_batch_size=True, gradient_accumulation_steps=3)
+    return {**found, "rows": [rows.args.per_device_train_batch_size, rows.args.gradient_accumulation_steps]}
+
+
+@check
+def leaves_steps_out(folder: Path) -> list[Any]:
+    """Which, of a run with a label that one process sees; whether they changed weights; and whether a killed run ends
+    as it does."""
+    make = Maker(make_narrow_esm())
+    given = {"rows": make_faulty_rows(row7=math.nan), "num_train_epochs": 4, "nan_policy": "skip"}
+
+    def outcome(name: str, **more: Any) -> tuple[list[int], dict[int, Any]]:
+        trainer = make(folder / name, **given, **more)
+        trainer.train()
+        left = [entry["skipped_step"] for entry in trainer.state.log_history if "skipped_step" in entry]
+        return left, make.watch.weights
+
+    left, weights = outcome("whole")
+    make.killed(folder / "killed", at=left[1] + 2, **given)
+    resumed = outcome("killed", resume="auto")
+    kept = [weights[step] == weights[step - 1] for step in range(1, 13)]
+    return [left, [step + 1 for step in range(12) if kept[step]], resumed[0], resumed[1][12] == weights[12]]
 
 
 @check

@@ -320,6 +320,15 @@ def test_what_of_a_page_is_of_another_type_is_left_out(tmp_path, caplog) -> None
     assert [f"page, {name} is left out" in caplog.text for name in ("summary", "numbers", "limits, 2")] == [True] * 3
 
 
+def test_steps_that_were_left_out_or_did_not_fit_are_counted_and_are_no_evaluation(tmp_path) -> None:
+    log = [{"skipped_step": 3, "step": 2}, {"skipped_step": 9, "step": 8}, {"batch_parts": 2, "step": 4}]
+    folder = write_run(tmp_path, affinity_results(), num_rows=0, log=log)
+    text = re.sub(r"<[^>]+>|\s+", " ", write_report(folder).read_text())
+    assert re.search(r"steps left out, as not finite +2 ", text)
+    assert re.search(r"times that memory did not suffice for a step +1 ", text)
+    assert "All 1 evaluations" not in text
+
+
 def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path) -> None:
     log = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 0.5}]
     folder = write_run(tmp_path, affinity_results(), num_rows=0, log=log)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from closeness import distance
 from labelled_rows import KINDS, MAX_RESIDUES, make_labelled, make_rows, make_trainer
+from small_memory import Room
 from transformers import Trainer, TrainerCallback
 
 from hf_ext.errors import CacheError
@@ -69,6 +70,21 @@ def test_accumulated_and_packed_steps_have_the_gradient_of_single_rows(name, dem
         gradient, split_loss, _ = train_step(name, tmp_path, demo_encoders[1], **split)
         assert distance(gradient, expected) < 1e-4
         assert split_loss == pytest.approx(expected_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_that_did_not_fit_has_the_gradient_of_one_that_does(name, demo_encoders, tmp_path):
+    expected, loss, _ = train_step(name, tmp_path, demo_encoders[1])
+    for given in ({}, {"speedups": PACKED["speedups"]}):
+        trainer = make_trainer(name, tmp_path, demo_encoders[1], **given)
+        set_bias(trainer.model)
+        room = Room(calls=(1,))
+        room.watch(next(part for part in trainer.model.modules() if type(part).__name__ == "EsmLayer"))
+        trainer.add_callback(gradients := Gradients())
+        trainer.train()
+        assert room.num_failed == 1
+        assert distance(gradients.vectors[0], expected) < 1e-5
+        assert next(e["loss"] for e in trainer.state.log_history if "loss" in e) == pytest.approx(loss, rel=1e-4)
 
 
 def test_a_twin_that_averages_each_batch_is_told_apart(demo_encoders, tmp_path, monkeypatch):
