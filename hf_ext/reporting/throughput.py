@@ -44,14 +44,13 @@ class ThroughputCallback(TrainerCallback):
     A step lasts from the moment the loop was free for it to its end; until its batches are there, it waits for data.
     Numbers are of all processes together; times are their mean, memory is their largest. Logged (since the last log):
     `residues_per_s` (`tokens_per_s` where framing tokens cannot be told), `padded_tokens_per_s`, `sequences_per_s`,
-    `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs utilisation,
-    where the peak is known), `gpu_utilization` (share of the time in which a kernel ran, where NVML can be asked),
-    `peak_memory_gib` (of the device; on a CPU of the process), `hours_left` (with evaluation and saving as they were so
-    far). In the metrics of `train()` the same for the whole run, with `train_` in front.
+    `padding_share` (of what is computed: none where the model packs), `data_wait_share`, `mfu` (model FLOPs use, where
+    the peak is known), `gpu_utilization` (share of the time in which a kernel ran, by NVML), `peak_memory_gib` (of the
+    device; on a CPU of the process), `hours_left` (with evaluation and saving as they were). In the metrics of
+    `train()` the same for the whole run, with `train_` in front.
 
     Args:
-        model: the model that trains, unwrapped; None takes the Trainer's.
-        tokenizer: tells residues from framing tokens; None takes the Trainer's `processing_class`.
+        model: that trains, unwrapped. tokenizer: tells residues from framing tokens. None takes the Trainer's.
         warmup_steps: first steps that are in no rate; it counts when training begins.
         clock: seconds that only grow; for tests.
 
@@ -227,8 +226,7 @@ class ThroughputCallback(TrainerCallback):
         if not self._left_to_warm_up:
             busy = self.device.utilization()
             self._window[3:-2] += self._counter.take().cpu().double().numpy()
-            if busy is not None:
-                self._window[-2:] += busy, 1
+            self._window[-2:] += (0, 0) if busy is None else (busy, 1)
 
     def _end_steps(self, args: TrainingArguments) -> None:
         """Reads, and adds the time of steps that were still under way when the loop went on."""

@@ -7,6 +7,7 @@ from ..faces import offer
 if TYPE_CHECKING:
     from .attention import set_attention
     from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name
+    from .compile import GRAPHS
     from .encoder_precision import asked_bits, halve_encoders
     from .evidence.facts import describe_data, describe_model
     from .evidence.sample import collate, evaluating, modes_kept

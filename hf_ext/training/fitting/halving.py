@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ...data import RepeatedRows, capture_random_states, cut_batch, kept_random_states
 from ...errors import SMALLER_STEP, MemoryExhausted
 from ...memory import DidNotFit, attempt, tensors_in
+from ...speedups import GRAPHS
 from ..backends import Backend
 from ..host import Host
 from ..losses import Losses
@@ -31,7 +32,8 @@ class Halving(TrainerCallback):
 
     All its micro-batches are computed again from the random states before them, since the one that failed may have
     added to gradients. Parts of a batch add up to its gradient where the loss is a sum over the items of the step;
-    elsewhere, and where weights are sharded, the error goes its way. Dropout draws other numbers for parts.
+    elsewhere, with CUDA graphs, and where weights are sharded, the error goes its way. Dropout draws other numbers for
+    parts.
 
     On several processes (DDP) the one that was out of memory repeats its step alone, while others wait for its
     gradients: what may fail is computed without sending, and a pass of one row whose loss counts nothing then sends.
@@ -62,7 +64,8 @@ class Halving(TrainerCallback):
         self._largest = 0  # numbers of a batch that fits
         needs_batch = getattr(getattr(model, "config", None), "loss", None) == "ranking"  # which compares its rows
         needs_batch |= any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
-        self._is_on = not (needs_batch or self._backend.is_sharded or args.auto_find_batch_size)
+        adds_once = self._trainer.args.compile_mode in GRAPHS  # whose gradients of several passes torch adds up wrongly
+        self._is_on = not (needs_batch or adds_once or self._backend.is_sharded or args.auto_find_batch_size)
 
     def on_step_begin(self, *event: object, **kwargs: object) -> None:
         """Forgets the step before."""
