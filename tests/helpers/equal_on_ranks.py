@@ -32,7 +32,8 @@ DATA = {  # of masked language modelling: what else than rows in random order
 }
 ALL_CASES = (*CASES, *LABELLED, *DATA)
 SHARDED_KILLS = ("full", "lora", "muon")  # the cases that FSDP2 kills
-CHECKPOINTED = ("full", "lora")  # cases that FSDP2 also trains with recomputed activations
+# Cases that FSDP2 also trains with recomputed activations, and what of them.
+CHECKPOINTED = {"full": True, "lora": True, "masked_lm": "attention"}
 ROWS, NUM_ROWS, SAVED, KILLED = 8, 57, 10, 13  # eight steps an epoch, the last of one row; saved in the second
 SAVING = {"save_strategy": "steps", "save_steps": SAVED}
 # The loss falls, so that the first checkpoint is the best where the highest is.
@@ -103,7 +104,7 @@ def train_sharded(folder: Path, encoders: Path) -> FastTrainer:
         whole = len([*trainer.model.parameters()]) - split
         about[case] = {"status": decision.status, "reason": decision.reason, "split": split, "whole": whole}
         if case in CHECKPOINTED:
-            again = {"activation_checkpointing": True}
+            again = {"activation_checkpointing": CHECKPOINTED[case]}
             train(case, folder / f"recomputed-{case}", encoders, f"recomputed-{case}", **again)
     (folder / "about.json").write_text(json.dumps(about))
     return train("full", folder / "best", encoders, "best", **BEST)
