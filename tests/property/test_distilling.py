@@ -1,7 +1,6 @@
 """A student learns from its teacher: the loss, the rows, what the report says of both, and what is refused."""
 
 import json
-import shutil
 
 import commands
 import numpy as np
@@ -202,7 +201,6 @@ def test_a_teacher_that_cannot_be_and_flags_without_one_are_refused(bench, given
         given = {**given, "dataset_name": folder / "two.csv"}
     with pytest.raises(ArgumentError, match=said):
         TASK.main(words("refused", **{"taught_by": "numbers", **given}))
-    shutil.rmtree(folder / "refused", ignore_errors=True)
 
 
 def test_predict_and_evaluate_take_a_filter(bench, tmp_path):
