@@ -7,7 +7,7 @@ autocast, on sequences of 60 to 400 tokens: padded with transformers' own attent
 it on CPUs (`blocked` attention, one GELU). Per side: bytes that stay alive after the forward pass and the most at any
 moment of forward and backward (copies of weights that autocast makes are left out; gradients are in the second), and
 milliseconds of CPU time for forward and backward over those of `none` in the same round. Losses and gradients of all
-sides are equal bit for bit, which is checked first. About ten minutes on one idle core; use no loaded machine.
+sides are equal bit for bit, which is checked first. About a quarter of an hour on one idle core; use no loaded machine.
 """
 
 from __future__ import annotations
