@@ -160,12 +160,12 @@ def test_keys_given_twice_arguments_after_the_dashes_and_other_flags_are_refused
 
 SHIPPED = {  # what makes it small, and what of it a CPU runs; but for compiling, which takes minutes on one core
     "affinity": (
-        "--max_train_samples 48 --num_train_epochs 1",
+        "--max_train_samples 240 --num_train_epochs 1 --logging_steps 1",
         "FlashAttention,bf16,prefetching,accumulation,fused optimizer,rarer validation,few checkpoints",
     ),
     "pde": (
         "--resolution 32 --num_queries 1024 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2 "
-        "--max_steps 6 --num_train_samples 96 --num_eval_samples 8 --effective_batch_size 48",
+        "--max_steps 6 --logging_steps 1 --num_train_samples 96 --num_eval_samples 8 --effective_batch_size 48",
         "checkpointing,loss frequency,data loading,bf16,fused AdamW",
     ),
 }
