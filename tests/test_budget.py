@@ -15,35 +15,35 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1647, 14),
-    "arguments": (619, 7),
+    ".": (1696, 14),
+    "arguments": (671, 7),
     "baselines": (855, 9),
-    "checkpoints": (1352, 11),
-    "comparing": (729, 7),
-    "data": (2805, 24),
-    "doctor": (742, 7),
+    "checkpoints": (1364, 11),
+    "comparing": (910, 8),
+    "data": (2916, 25),
+    "doctor": (789, 7),
     "embeddings": (425, 5),
-    "evaluation": (2224, 21),
-    "finished": (560, 7),
-    "generation": (2034, 18),
-    "heads": (863, 9),
+    "evaluation": (2226, 21),
+    "finished": (565, 7),
+    "generation": (2023, 18),
+    "heads": (865, 9),
     "hub": (208, 4),
-    "labels": (1541, 13),
-    "masked_lm": (526, 7),
-    "memory": (629, 7),
-    "models": (3040, 28),
+    "labels": (1623, 14),
+    "masked_lm": (527, 7),
+    "memory": (634, 7),
+    "models": (3173, 29),
     "processes": (219, 4),
-    "property": (1492, 13),
-    "reporting": (1970, 14),
-    "saving": (746, 6),
-    "speedups": (1770, 18),
-    "tasks": (447, 5),
-    "text": (305, 4),
-    "training": (2061, 14),
+    "property": (1606, 14),
+    "reporting": (2103, 14),
+    "saving": (748, 6),
+    "speedups": (1933, 18),
+    "tasks": (451, 5),
+    "text": (318, 4),
+    "training": (2278, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 279_150, 9.38
+TOKENS, TOKENS_PER_LINE = 291_500, 9.38
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
@@ -58,7 +58,7 @@ LONG = {
 # Files of fewer than 60: what starts a program, or is imported before anything heavy.
 SHORT = {
     *("__main__.py", "hub/__main__.py", "startup.py", "faces.py", "memory/out_of_memory.py"),
-    *("masked_lm/task.py", "property/task.py", "speedups/registry.py"),
+    *("masked_lm/task.py", "property/task.py"),
 }
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 

@@ -225,8 +225,9 @@ class ThroughputCallback(TrainerCallback):
         """Moves what was counted from the device into the window; before it is waited for, looks how busy it is."""
         if not self._left_to_warm_up:
             busy = self.device.utilization()
-            self._window[3:-2] += self._counter.take().cpu().double().numpy()
-            self._window[-2:] += (0, 0) if busy is None else (busy, 1)
+            counts = self._counter.take().cpu().double().numpy()
+            self._window[3:-2] += counts
+            self._window[-2:] += (busy, 1) if busy is not None and counts.any() else (0, 0)
 
     def _end_steps(self, args: TrainingArguments) -> None:
         """Reads, and adds the time of steps that were still under way when the loop went on."""
@@ -284,10 +285,7 @@ def _compute_dtype(args: TrainingArguments, model: nn.Module) -> str:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Measures the most memory that was in use at once: tensors on a CUDA device.
-
-    Elsewhere this process's resident memory.
-    """
+    """Measures the most memory that was in use at once: tensors on CUDA; elsewhere, what this process held."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

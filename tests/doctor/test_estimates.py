@@ -57,7 +57,7 @@ def stage(training: str, **part) -> Stage:
 
 
 SCHEDULE = estimates.Schedule(
-    batch_rows=10, steps=20, updates=20, epochs=2, evaluations=4, evaluated_share=0.5, saves=2
+    batch_rows=10, steps=20, updates=20, epochs=2, evaluations=4, evaluated_share=0.5, saves=2, kept_epochs=0
 )
 RATES = [estimates.Rate(low=10.0, high=100.0, basis="by hand")]
 CARD = describe_hardware("T4")

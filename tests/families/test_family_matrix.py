@@ -116,8 +116,8 @@ def test_it_trains_what_it_should_goes_on_exactly_and_comes_back(folders, hub, n
     snapshot_download("me/model", token=TOKEN, local_dir=tmp_path / "back")
     saved, back = (AffinityPredictor.from_pretrained(tmp_path / name).predict(rows) for name in ("saved", "back"))
     np.testing.assert_array_equal(back, saved)
-    # Beside adapters the run held its base weights in bf16, where that is faster.
-    np.testing.assert_allclose(saved, expected, rtol=1e-3 if training == "lora" else 0)
+    # A saved model has the kernels of `hf-ext predict`; beside adapters the run held its base weights in bf16.
+    np.testing.assert_allclose(saved, expected, rtol=1e-3 if training == "lora" else 1e-5)
 
 
 def make_masked_lm(folder: str, output: Path, **given) -> FastTrainer:

@@ -250,8 +250,10 @@ def test_how_busy_the_gpu_is_stands_in_line_logs_and_metrics(tmp_path, lines, bu
     loop.steps(1, 0, 4)
     assert lines() == ["Step 2 of 100: 0.25 batches/s, GPU 90% busy, 7 min left"]
     busy[1] = 70
+    loop.steps(1, 0, 1)
     assert loop.throughput.extend_logs({"loss": 1.0}, loop.args, loop.state)["gpu_utilization"] == 0.8  # of 90 and 70
     busy[1] = 50
+    loop.steps(1, 0, 1)
     loop.throughput.extend_logs(metrics := {"train_loss": 1.0}, loop.args, loop.state)
     assert metrics["train_gpu_utilization"] == 0.7
 
