@@ -102,9 +102,8 @@ class RowSchema:
         names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
-        if one := args.read_filters().get(
-            "filter"
-        ):  # of a stream; other rows were filtered before labels were looked at
+        filters = args.read_filters()
+        if one := filters.get("filter"):  # of a stream; other rows were filtered before labels were looked at
             table = table.filter(one.find(table, rows, path))
             rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
@@ -119,7 +118,7 @@ class RowSchema:
             checked = check_cells(as_text(table[name]), check, name, rows)
             columns[name] = checked.to_rows(pa.string())
             errors += checked.errors
-        if one := args.read_filters().get("filter_train"):
+        if one := filters.get("filter_train"):
             columns[KEPT] = one.find(table, rows, path)
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)

@@ -214,7 +214,7 @@ def find_base_layers(model: nn.Module) -> list[nn.Linear]:
 # --- computed again in the backward pass ------------------------------------------------------------------------------
 
 
-def recompute(model: nn.Module, parts: str, every_n_layers: int = 1, **options: Any) -> int:
+def recompute(model: nn.Module, parts: str, every_n_layers: int = 1) -> int:
     """Has parts of the blocks that train computed again in the backward pass: less is kept, all numbers stay.
 
     In the instances, within their hooks (FSDP2's run once); copies of the model take it along.
@@ -224,7 +224,6 @@ def recompute(model: nn.Module, parts: str, every_n_layers: int = 1, **options: 
             else those of `block_parts` whose class is called so, or not. A lone linear layer keeps nothing that would
             go.
         every_n_layers: of these blocks only each n-th.
-        options: of `torch.utils.checkpoint.checkpoint`.
 
     Returns:
         How many.
@@ -232,7 +231,7 @@ def recompute(model: nn.Module, parts: str, every_n_layers: int = 1, **options: 
     trained = [block for block in find_blocks(model) if any(p.requires_grad for p in block.parameters())]
     found = [method for block in trained[::every_n_layers] for method in _list_methods(block, parts)]
     for module, name in found:
-        vars(module)[name] = partial(_compute_again, module, getattr(module, name), options)
+        vars(module)[name] = partial(_compute_again, module, getattr(module, name))
     return len(found)
 
 
@@ -250,10 +249,10 @@ def keep_activations(model: nn.Module) -> None:
             vars(module)[name] = method
 
 
-def _compute_again(module: nn.Module, method: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+def _compute_again(module: nn.Module, method: Any, *args: Any, **kwargs: Any) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return method(*args, **kwargs)
-    return checkpoint(partial(method, **kwargs), *args, use_reentrant=False, **options)
+    return checkpoint(partial(method, **kwargs), *args, use_reentrant=False)
 
 
 def _list_methods(block: nn.Module, parts: str) -> list[Any]:

@@ -13,8 +13,10 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from token_rows import pad_rows
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 from watched_runs import make_script, model_of
 from watched_runs import make_trainer as make_watched_trainer
@@ -294,9 +297,11 @@ def recomputes(folder: Path) -> dict[str, float]:
         given = {"activation_checkpointing": None if asked == "anew" else asked, "max_steps": 2}
         args = make_masked_args(folder / str(asked), **given)
         trainer = FastTrainer(make_wide_esm(hidden_dropout_prob=0.1), args, pad_rows, make_masked_rows())
-        if asked == "anew":
-            recompute(trainer.model, "layers", preserve_rng_state=False)
-        trainer.train()
+        kept = asked != "anew"
+        if not kept:
+            recompute(trainer.model, "layers")
+        with patch("hf_ext.models.blocks.checkpoint", partial(checkpoint, preserve_rng_state=kept)):
+            trainer.train()
         weights[str(asked)] = torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
     return {asked: float((found - weights["None"]).abs().max()) for asked, found in weights.items()}
 

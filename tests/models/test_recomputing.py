@@ -1,6 +1,7 @@
 """Activation checkpointing, Trainer's own and of parts: the same numbers bit for bit, less kept, on any model."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tiny_affinity import make_batch as make_affinity_batch
 from tiny_affinity import make_model as make_affinity_model
 from tiny_encoders import make_batch, packed, real_outputs, states_and_gradients, tiny_esm, tiny_t5
 from tiny_masked_lm import largest_weight_difference, make_args, make_trainer
+from torch.utils.checkpoint import checkpoint
 
 from hf_ext.errors import ArgumentError, PlanRefused
 from hf_ext.models import keep_activations, recompute
@@ -134,9 +136,10 @@ def test_each_part_computed_again_gives_the_numbers_of_a_model_without_bit_for_b
 
 
 @pytest.mark.parametrize("given", PARTS)
-def test_the_comparison_sees_dropout_of_each_part_that_is_drawn_anew(given):
+def test_the_comparison_sees_dropout_of_each_part_that_is_drawn_anew(given, monkeypatch):
+    monkeypatch.setattr("hf_ext.models.blocks.checkpoint", partial(checkpoint, preserve_rng_state=False))
     model = make()
-    recompute(model, **given, preserve_rng_state=False)
+    recompute(model, **given)
     # Dropout of ESM's weights and states stands in its attention and its feed-forward layer.
     assert not same(numbers(model), numbers(make()))
 
