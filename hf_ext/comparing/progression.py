@@ -77,8 +77,10 @@ def read_progression(path: str, recipe: str, shared: Sequence[str]) -> tuple[lis
         shared = [*as_words(base), *shared]
         there = {**vars(detect_hardware()), "gpus": torch.cuda.device_count()}
         for phase in [Phase(**entry) for entry in entries]:
-            claimed = [phase.claimed] if is_finite(phase.claimed) else phase.claimed
-            sum(claimed)  # a TypeError of what are no numbers
+            claimed = [phase.claimed] if is_finite(phase.claimed) else [*phase.claimed]
+            are_factors = all(map(is_finite, claimed)) and len(claimed) < 3
+            if claimed and not (are_factors and 0 < claimed[0] <= claimed[-1]):
+                raise TypeError(f"phase {phase.name!r}, claimed {phase.claimed!r}: give a factor, or least and most")
             lacking = [f"{need} {least}" for need, least in phase.needs.items() if there[need] < least]
             if not lacking:
                 for key, value in phase.arguments.items():

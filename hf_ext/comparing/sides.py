@@ -111,6 +111,7 @@ class CompareArguments:
         for way in filter(partial(getattr, self), GOES_WITH):
             fitting = GOES_WITH[way]
             usual = {name: value for name, value in vars(CompareArguments()).items() if name not in (way, *fitting)}
+            usual.pop("drop_is_share")  # of `max_metric_drop`, which stands for itself
             if other := [f"--{name}" for name in usual if getattr(self, name) != usual[name]]:
                 raise ArgumentError(f"--{way} goes with --{', --'.join(fitting)} alone: leave out {', '.join(other)}.")
 

@@ -61,14 +61,15 @@ class ReadingArguments:
     )
 
     def __post_init__(self) -> None:
-        self.read_filters()
+        if self.read_filters() and self.streaming:
+            raise ArgumentError("--filter and --filter_train look at all rows: filter the stream, or drop --streaming.")
 
     def read_filters(self) -> dict[str, RowFilter]:
         """Reads what `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is no condition."""
         given = {name: getattr(self, name, None) for name in ("filter", "filter_train")}
         from ..labels import RowFilter  # here, since --help needs no tables
 
-        return {name: RowFilter(text, f"--{name} {text!r}") for name, text in given.items() if text}
+        return {name: RowFilter(text, f"--{name} {text!r}") for name, text in given.items() if text is not None}
 
 
 @dataclass
@@ -155,8 +156,6 @@ class DataArguments(LabelledArguments):
         super().__post_init__()
         check_choices(self)
         check_ranges(self, ranges_in_types(DataArguments))
-        if self.streaming and self.filter_train:
-            raise ArgumentError("filter_train looks at rows after they are split; use --filter, or drop --streaming.")
         check_sizes(self.split_sizes)
         if self.cluster_identity is not None and not MIN_IDENTITY <= self.cluster_identity <= 1:
             raise ArgumentError(

@@ -85,10 +85,10 @@ class RowSchema:
         labels = [*args.label_column, args.censor_column, args.mask_column] if self.needs_labels else []
         filtered = [name for one in args.read_filters().values() for name in one.columns]
         names = (*args.sequence_columns, *labels, *self.text_columns, *filtered)
-        return [name for name in dict.fromkeys(names) if name]
+        return [name for name in dict.fromkeys(names) if name and name != SOURCE_ROW]
 
     def clean(self, data: Dataset | pa.Table, path: str) -> CleanRows:
-        """Filters, cleans and parses; rows with any error are left out of `table` and listed in `errors`.
+        """Cleans and parses; rows with any error are left out of `table` and listed in `errors`.
 
         Args:
             data: n rows with `needed` and `source_row`.
@@ -102,10 +102,6 @@ class RowSchema:
         names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
-        filters = args.read_filters()
-        if one := filters.get("filter"):  # of a stream; other rows were filtered before labels were looked at
-            table = table.filter(one.find(table, rows, path))
-            rows = table[SOURCE_ROW].to_numpy()
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
         if self.needs_labels:
@@ -118,7 +114,7 @@ class RowSchema:
             checked = check_cells(as_text(table[name]), check, name, rows)
             columns[name] = checked.to_rows(pa.string())
             errors += checked.errors
-        if one := filters.get("filter_train"):
+        if one := args.read_filters().get("filter_train"):
             columns[KEPT] = one.find(table, rows, path)
         columns[SOURCE_ROW] = table[SOURCE_ROW].cast(pa.int64())
         errors.sort(key=lambda error: error.row)

@@ -197,7 +197,7 @@ def _filter(schema: RowSchema, parts: list[Part], report: Report) -> list[Part]:
     filtered = []
     for part in parts:
         check_columns(part.data.column_names, one.columns, part.path)
-        table = read_table(part.data, [*one.columns, SOURCE_ROW])
+        table = read_table(part.data, [*{*one.columns, SOURCE_ROW}])
         answers = one.find(table, table[SOURCE_ROW].to_numpy(), part.path).to_pylist()
         filtered.append(replace(part, data=_keep(part.data, answers, f"{one.told}, {part.path}", report)))
     return filtered

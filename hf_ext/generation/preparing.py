@@ -154,7 +154,7 @@ def load_pairs(
     asked = [data_args.filter_train]
     if has_affinities and args.min_affinity is not None:
         asked.append(f"`{data_args.label_column[0]}` > {args.min_affinity}")
-    filters = " and ".join(f"({one})" for one in asked if one)
+    filters = " and ".join(f"({one})" for one in asked if one) or None
     loaded = load_data(
         replace(data_args, max_train_samples=None, task="regression", filter_train=filters),
         output_dir=output_dir,

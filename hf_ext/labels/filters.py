@@ -110,8 +110,11 @@ class RowFilter:
             ):
                 with suppress(ValueError):  # of names and sums in a list
                     value = ast.literal_eval(given)
-                    types = {type(one) for one in (value if isinstance(value, list) else [value])}
-                    is_number = types <= {int, float}
+                    values = value if isinstance(value, list) else [value]
+                    types = {type(one) for one in values}
+                    is_number = types in ({int}, {float}, {int, float})
+                    if is_number:  # as cells are: Arrow has no integer of any size
+                        value = [*map(float, values)] if isinstance(value, list) else float(value)
                     signs = ORDER if is_number else EQUAL
                     if isinstance(value, list):
                         signs = MEMBER

@@ -5,7 +5,9 @@ The teacher sees them once, before training; the loss is that of `hf_ext.models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,31 +26,30 @@ from ..data import (
     load_sequences,
     read_columns,
 )
-from ..errors import ArgumentError
-from ..files import replacing
+from ..errors import ArgumentError, DataError
+from ..files import replacing, write_cell
 from ..labels import UNKNOWN, LabelKind
 from ..models import ModelArguments, fingerprint_weights
 from ..processes import do_on_main
-from ..reporting import read_object
+from ..reporting import read_object, read_run
 from ..tasks import Run
 from ..text import units
 from .predictor import AffinityPredictor
 from .scoring import Compared, SplitScores
 
-SPLIT_BY = ("dataset_name", "split_column", "split", "split_sizes", "split_seed", "filter")
 
-
-def check_teacher(args: ModelArguments, data_args: DataArguments, kind: LabelKind) -> list[str]:
+def check_teacher(args: ModelArguments, data_args: DataArguments, loaded: LoadedData) -> list[str]:
     """Returns warnings about the teacher, if one is asked for.
 
     Raises:
-        ArgumentError: there is no model; it predicts something else than `kind`; or labels, rows, a loss or a trainer
-            for which there is no teacher.
+        ArgumentError: there is no model; it predicts something else than the student; or labels, rows, a loss or a
+            trainer for which there is no teacher.
 
     Cost: reads small files of its folder.
     """
     if args.distill_from is None:
         return []
+    kind = loaded.kind
     told = f"--distill_from {args.distill_from}"
     folder = find_model(args.distill_from)
     trained = read_object(folder / "all_results.json").get("settings", {})
@@ -62,12 +63,26 @@ def check_teacher(args: ModelArguments, data_args: DataArguments, kind: LabelKin
         )
     if data_args.streaming or args.stock_trainer or "ranking" in (args.loss, trained.get("loss")):
         raise ArgumentError(f"{told} goes without --streaming, --stock_trainer and --loss ranking, its own too.")
-    if all(trained.get(name) == getattr(data_args, name) for name in SPLIT_BY):
+    test = read_columns(loaded.splits["test"], data_args.sequence_columns)
+    num_seen = len({tuple(map(write_cell, row)) for row in test} - _held_out(folder, data_args.sequence_columns))
+    if not num_seen:
         return []
     return [
-        f"{told}: nothing says that it was trained on these rows, read and split alike. If it has seen test rows, the "
-        "student knows them through it: train it with the same rows and split."
+        f"{told}: {num_seen} of {len(test)} test rows are not in the list of test rows that it has of its own training "
+        "(predictions.csv). What it has seen of them, the student knows through it: train it with the same rows and "
+        "split."
     ]
+
+
+def _held_out(folder: Path, columns: Sequence[str]) -> set[tuple[str, ...]]:
+    """Reads the sequences of the test rows of a run; none where its folder does not list them."""
+    try:
+        listed = read_run(folder).predictions
+    except DataError:
+        return set()
+    if listed is None or not listed.columns.keys() >= {*columns}:
+        return set()
+    return {*zip(*([write_cell(cell) for cell in listed.columns[name]] for name in columns))}
 
 
 def teach(run: Run, loaded: LoadedData) -> Dataset:
@@ -81,7 +96,7 @@ def teach(run: Run, loaded: LoadedData) -> Dataset:
     Cost: the teacher once over the distinct rows, on the main process.
     """
     kind = loaded.kind
-    loaded.report["warnings"] += check_teacher(run.model_args, run.data_args, kind)
+    loaded.report["warnings"] += check_teacher(run.model_args, run.data_args, loaded)
     rows = loaded.splits["train"]
     if run.model_args.distill_from is None:
         return rows

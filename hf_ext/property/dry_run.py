@@ -72,7 +72,7 @@ def make_dry_run(
             kind = loaded.kind
             num_rows = None if data_args.streaming else len(splits["train"])
             dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows)])
-            loaded.report["warnings"] += check_teacher(given, data_args, kind)
+            loaded.report["warnings"] += check_teacher(given, data_args, loaded)
             dry_run.report = loaded.report
             dry_run.describe = partial(describe_rows, loaded)
 

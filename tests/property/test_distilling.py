@@ -1,6 +1,7 @@
 """A student learns from its teacher: the loss, the rows, what the report says of both, and what is refused."""
 
 import json
+import os
 
 import commands
 import numpy as np
@@ -220,12 +221,19 @@ def test_predict_and_evaluate_take_a_filter(bench, tmp_path):
 
 
 def test_a_teacher_of_another_split_is_warned_of_and_the_doctor_says_so(bench, capsys):
-    _, words = bench
+    folder, words = bench
     given = words("other", taught_by="numbers", split_seed=7)
     with TASK.parse(given) as run:
         data = TASK.load(run)
         TASK.build(run, data)
-    assert "If it has seen test rows" in data.loaded.report["warnings"][-1]
+    (said,) = [one for one in data.loaded.report["warnings"] if "--distill_from" in one]
+    teacher, other = ({*pd.read_csv(folder / "numbers_teacher/predictions.csv")["sequence"]}, data.splits["test"])
+    num_seen = sum(one not in teacher for one in other["sequence"])
+    assert 10 < num_seen < 36
+    assert f"{num_seen} of 36 test rows are not in the list" in said
     capsys.readouterr()
     examine(TASK, ["--measure_seconds", "0", *given])
-    assert "If it has seen test rows" in " ".join(capsys.readouterr().out.split())
+    assert f"{num_seen} of 36 test rows are not in the list" in " ".join(capsys.readouterr().out.split())
+    alike = words("alike", taught_by="numbers", dataset_name=os.path.relpath(folder / "numbers.csv"))
+    examine(TASK, ["--measure_seconds", "0", *alike])
+    assert "not in the list" not in capsys.readouterr().out
