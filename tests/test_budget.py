@@ -19,8 +19,8 @@ BUDGET = {
     "arguments": (671, 7),
     "baselines": (855, 9),
     "checkpoints": (1364, 11),
-    "comparing": (910, 8),
-    "data": (2916, 25),
+    "comparing": (913, 8),
+    "data": (2910, 25),
     "doctor": (789, 7),
     "embeddings": (425, 5),
     "evaluation": (2226, 21),
@@ -28,12 +28,12 @@ BUDGET = {
     "generation": (2023, 18),
     "heads": (865, 9),
     "hub": (208, 4),
-    "labels": (1623, 14),
+    "labels": (1626, 14),
     "masked_lm": (527, 7),
     "memory": (634, 7),
     "models": (3173, 29),
     "processes": (219, 4),
-    "property": (1606, 14),
+    "property": (1619, 14),
     "reporting": (2103, 14),
     "saving": (748, 6),
     "speedups": (1933, 18),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 291_500, 9.38
+TOKENS, TOKENS_PER_LINE = 291_650, 9.38
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
