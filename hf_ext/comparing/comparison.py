@@ -117,7 +117,7 @@ def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: 
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
     """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings.
 
-    A side also has its `factor` over the side before it, `so_far` over the first, and what the plan skipped anew.
+    A phase also has its `factor` over the one before it, `so_far` over the base, and what the plan skipped anew.
     """
     by_side: dict[str, list[SideRun]] = {}
     for run in runs:
@@ -130,7 +130,8 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
     *_, optimized = (name for name, side in roles.items() if side.role == "optimized")  # the last of a progression
     baselines = [name for name, side in roles.items() if side.role == "baseline"]
     sides = {name: describe_side(group, unit, args.metric) for name, group in good.items()}
-    for before, name in pairwise(name for name in sides if roles[name].role != "without"):
+    phases = [name for name in sides if args.progression and roles[name].role != "without"]
+    for before, name in pairwise(phases):
         skipped = [one for one in sides[name]["skipped"] if one not in sides[before]["skipped"]]
         over = {"factor": rates[before], "so_far": rates[baselines[0]]}
         sides[name] |= {key: asdict(paired_ratio(rates[name], others)) for key, others in over.items()}

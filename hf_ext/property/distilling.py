@@ -63,14 +63,15 @@ def check_teacher(args: ModelArguments, data_args: DataArguments, loaded: Loaded
         )
     if data_args.streaming or args.stock_trainer or "ranking" in (args.loss, trained.get("loss")):
         raise ArgumentError(f"{told} goes without --streaming, --stock_trainer and --loss ranking, its own too.")
-    test = read_columns(loaded.splits["test"], data_args.sequence_columns)
-    num_seen = len({tuple(map(write_cell, row)) for row in test} - _held_out(folder, data_args.sequence_columns))
+    rows = read_columns(loaded.splits["test"], data_args.sequence_columns)
+    test = {tuple(map(write_cell, row)) for row in rows}
+    num_seen = len(test - _held_out(folder, data_args.sequence_columns))
     if not num_seen:
         return []
     return [
-        f"{told}: {num_seen} of {len(test)} test rows are not in the list of test rows that it has of its own training "
-        "(predictions.csv). What it has seen of them, the student knows through it: train it with the same rows and "
-        "split."
+        f"{told}: {num_seen} of {len(test)} distinct test rows are not in the list of test rows that it has of its own "
+        "training (predictions.csv). What it has seen of them, the student knows through it: train it with the same "
+        "rows and split."
     ]
 
 

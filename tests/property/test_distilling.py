@@ -230,10 +230,10 @@ def test_a_teacher_of_another_split_is_warned_of_and_the_doctor_says_so(bench, c
     teacher, other = ({*pd.read_csv(folder / "numbers_teacher/predictions.csv")["sequence"]}, data.splits["test"])
     num_seen = sum(one not in teacher for one in other["sequence"])
     assert 10 < num_seen < 36
-    assert f"{num_seen} of 36 test rows are not in the list" in said
+    assert f"{num_seen} of 36 distinct test rows are not in the list" in said
     capsys.readouterr()
     examine(TASK, ["--measure_seconds", "0", *given])
-    assert f"{num_seen} of 36 test rows are not in the list" in " ".join(capsys.readouterr().out.split())
+    assert f"{num_seen} of 36 distinct test rows are not in the list" in " ".join(capsys.readouterr().out.split())
     alike = words("alike", taught_by="numbers", dataset_name=os.path.relpath(folder / "numbers.csv"))
     examine(TASK, ["--measure_seconds", "0", *alike])
     assert "not in the list" not in capsys.readouterr().out
