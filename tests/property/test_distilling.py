@@ -198,6 +198,7 @@ def test_a_killed_student_goes_on_with_what_its_teacher_said_to_the_same_bytes(b
 def test_a_teacher_that_cannot_be_and_flags_without_one_are_refused(bench, given, said):
     folder, words = bench
     if "label_column" in given:
+        words("refused", taught_by="numbers")  # which writes the file
         pd.read_csv(folder / "numbers.csv").assign(other=lambda table: 2 * table["label"]).to_csv(folder / "two.csv")
         given = {**given, "dataset_name": folder / "two.csv"}
     with pytest.raises(ArgumentError, match=said):
