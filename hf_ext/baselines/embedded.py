@@ -97,7 +97,7 @@ def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
 
 
 def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = None) -> np.ndarray:
-    """Returns the embeddings that the head sees, one row per row of `dataset`: (n, sum of widths), float32.
+    """Returns what the head sees, embeddings and numbers, one row per row of `dataset`: (n, sum of widths), float32.
 
     Where a row lacks an input, what the head puts there: once it is known, the mean of the training rows that have it.
 
@@ -123,4 +123,4 @@ def pooled_features(trainer: FastTrainer, dataset: Any, encode: Encode | None = 
         if (index < 0).any():
             block[index < 0] = trainer.model.fill_of(name).to(block)
         blocks.append(block.numpy())
-    return np.concatenate(blocks, axis=1)
+    return np.concatenate([*blocks, collator.numbers.matrix(dataset)], axis=1)

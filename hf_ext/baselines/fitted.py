@@ -11,6 +11,7 @@ import torch
 
 from ..data import (
     FloatArray,
+    NumberColumns,
     SequenceCollator,
     draw_rows,
     label_array,
@@ -107,7 +108,8 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     where one or more columns have few values (four antibodies against thousands of variants, `partners.find_partner`).
     Penalties are chosen on `splits["validation"]`. Of classes frequencies take the place of the mean, and logistic
     regression that of ridge; of all labels but one number there are the rows with the nearest residues, too, and labels
-    of residues have baselines of their own (`residue_baselines`).
+    of residues have baselines of their own (`residue_baselines`). Columns beside sequences have a ridge of their own;
+    that on embeddings reads them, too.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -144,6 +146,8 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
     rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
     _add_sequence_ridges(baselines, kind, rows)
+    if numbers := trainer.data_collator.numbers:
+        _add_number_ridge(baselines, kind, rows, numbers)
     _add_embedding_ridges(baselines, trainer, rows)
     return baselines
 
@@ -187,6 +191,13 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
         if of_main.num_features:
             main = [of_main.transform(sequences) for sequences in chosen]
             baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, standardize=False)
+
+
+def _add_number_ridge(baselines: Baselines, kind: LabelKind, rows: _Rows, numbers: NumberColumns) -> None:
+    train, validation, asked = (numbers.matrix(split) for split in rows.splits)
+    linear = make_linear(kind).fit(train, rows.labels[0], validation, rows.labels[1])
+    baselines.add(f"{kind.linear_name} on columns alone", linear.predict(asked), **rows.facts, **linear.summary())
+    baselines.notes.append(f"{capitalize(kind.linear_name)} on embeddings reads {', '.join(numbers.columns)}, too.")
 
 
 def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Rows) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .arguments import SPLIT_CLUSTER, DataArguments, LabelledArguments, ReadingArguments, TooLong
+    from .arguments import NUMBERS, SPLIT_CLUSTER, DataArguments, LabelledArguments, ReadingArguments, TooLong
     from .batches.antibodies import (
         ANTIGEN_TOKENIZER,
         BOS_ID,
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from .batches.dealing import EvenBatchSampler, LengthGroupedSampler, RepeatedRows
     from .batches.input_checks import check_inputs
     from .batches.masking import EPOCH_COLUMN, MaskedLMCollator, MaskingEpochCallback, mark_evaluation, splitmix64
+    from .batches.number_columns import NumberColumns
     from .batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
     from .batches.tokenization import ResidueTokenizer
     from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels
-    from .cleaning import REJECTED_FILE, REJECTED_HEADER, format_errors
+    from .cleaning import REJECTED_FILE, REJECTED_HEADER, RowSchema, format_errors
     from .columns import (
         TEACHER,
         FloatArray,
         as_dataset,
+        check_columns,
         column_names,
         has_numbered_rows,
         label_array,

@@ -18,6 +18,7 @@ CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 TooLong = Literal["error", "truncate"]
+NUMBERS = "numbers"  # what columns beside sequences become: an input of a head, and a part of batches
 KEPT = "_kept"  # column of rows with --filter_train: whether they may train; never a result's
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 
@@ -122,6 +123,12 @@ class DataArguments(LabelledArguments):
     task: TaskChoice = option(
         "auto", "What labels are; auto reads their column, and the log says what it took them for."
     )
+    numeric_columns: list[str] = option(
+        [], "Columns of numbers that the model reads beside sequences, such as ph; empty cells are allowed."
+    )
+    category_columns: list[str] = option(
+        [], "Columns of names that the model reads beside sequences, such as isotype; at most 100 names each."
+    )
     split_column: str | None = option(
         None, "Column that says for each row train, valid (validation, val, dev) or test; unused leaves it out."
     )
@@ -166,13 +173,16 @@ class DataArguments(LabelledArguments):
         kind, split_group = check_rule(self.split or "random")
         if isinstance(self.label_column, str):  # from Python
             self.label_column = [self.label_column]
-        columns = [*self.label_column, *{*self.sequence_columns}]
-        columns += [name for name in (self.mask_column, self.censor_column) if name]
+        columns = [*self.label_column, *{*self.sequence_columns}, *self.number_columns]
+        columns += [name for name in (self.mask_column, self.censor_column, self.split_column) if name]
         if not self.label_column or len({*columns}) < len(columns):
             raise ArgumentError(
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
-                "--sequence_columns, --mask_column and --censor_column."
+                "--sequence_columns, --numeric_columns, --category_columns, --mask_column, --censor_column and "
+                "--split_column, each of which is another one."
             )
+        if self.number_columns and self.streaming:
+            raise ArgumentError(f"{' '.join(self.number_columns)}: scaled by all training rows; drop --streaming.")
         if self.streaming:
             from ..labels import STREAMED  # here, since --help needs no tables
 
@@ -181,8 +191,9 @@ class DataArguments(LabelledArguments):
                     f"task={self.task}: names of classes are collected over all rows, which a stream does not show; "
                     "drop --streaming."
                 )
-        read = [*self.sequence_columns, self.group_column, self.id_column, self.split_column]
-        if taken := next((column for column in (*read, split_group) if column in RESERVED), None):
+        read = [*self.sequence_columns, *self.number_columns, self.group_column, self.id_column, self.split_column]
+        reserved = (*RESERVED, NUMBERS) if self.number_columns else RESERVED
+        if taken := next((column for column in (*read, split_group) if column in reserved), None):
             raise ArgumentError(f"column {taken!r} is one that loading writes; rename yours.")
         if not self.sequence_columns or len(set(self.sequence_columns)) < len(self.sequence_columns):
             raise ArgumentError(f"sequence_columns={self.sequence_columns}: name at least one column, each once.")
@@ -208,6 +219,11 @@ class DataArguments(LabelledArguments):
             raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
         if self.cluster_column and self.cluster_column not in self.sequence_columns:
             raise ArgumentError(f"cluster_column={self.cluster_column!r}: use a sequence column, one of {allowed}.")
+
+    @property
+    def number_columns(self) -> list[str]:
+        """Columns that are read beside sequences."""
+        return [*self.numeric_columns, *self.category_columns]
 
     @property
     def split_group_column(self) -> str | None:

@@ -20,7 +20,17 @@ from datasets import Dataset, Features, IterableDataset, Value
 
 from ..errors import DataError
 from ..files import write_cell
-from ..labels import Checked, LabelKind, LabelTable, Number, RowError, as_array, as_text, check_cells
+from ..labels import (
+    Checked,
+    LabelKind,
+    LabelTable,
+    Number,
+    RowError,
+    as_array,
+    as_text,
+    check_cells,
+    check_number,
+)
 from .arguments import KEPT, DataArguments
 from .columns import check_columns, read_table
 from .proteins import Changes, clean_chains
@@ -72,8 +82,8 @@ class RowSchema:
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns that are kept as text: groups, id and split."""
-        names = [*self.groups, self.args.id_column]
+        """Columns that are kept as text: groups, id, split, and those that a model reads beside sequences."""
+        names = [*self.groups, self.args.id_column, *self.args.number_columns]
         if self.needs_splits:
             names.append(self.args.split_column)
         return [name for name in dict.fromkeys(names) if name and name not in self.args.sequence_columns]
@@ -133,6 +143,8 @@ class RowSchema:
         if name == self.args.split_column and canonical_split(text) is None:
             remedy = "Use train, valid (or validation, val, dev), test, or unused, which leaves the row out."
             return Checked(text, NO_SPLIT, remedy)
+        if name in self.args.numeric_columns:
+            return check_number(text)._replace(value=text)
         return Checked(text)
 
 

@@ -16,6 +16,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict,
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
 from .arguments import KEPT, DataArguments
+from .batches.number_columns import NumberColumns
 from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
 from .columns import Report, as_dataset, check_columns, read_table
 from .label_kind import find_kind
@@ -31,11 +32,13 @@ class LoadedData:
     """`splits` hold the sequence columns, `label` as `kind` has it (a number is float64), `bound` (int8, only where
     something is censored), the group, interval and id columns as text, and `source_row`; `report` is JSON-able and says
     what was read, changed, left out; with sentences for the user in `notes` and, about likely mistakes, in `warnings`.
-    `kind` says nothing where no labels were read."""
+    `kind` says nothing where no labels were read; `numbers`: of columns beside sequences, as training rows have them.
+    """
 
     splits: DatasetDict | IterableDatasetDict
     report: Report = field(default_factory=dict)
     kind: LabelKind = field(default_factory=Number)
+    numbers: NumberColumns = field(default_factory=NumberColumns)
 
 
 @dataclass
@@ -89,6 +92,8 @@ def load_data(
     if needs_labels:
         schema = replace(schema, kind=find_kind(args, parts, report))
     kind = schema.kind
+    if args.number_columns and not needs_labels:
+        raise ArgumentError(f"{' '.join(args.number_columns)}: nothing reads these without labels; leave them out.")
     if isinstance(parts[0].data, IterableDataset):
         streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
         if all(part.split for part in parts) and not (args.split or args.split_column):
@@ -122,12 +127,14 @@ def load_data(
             check_labels(splits["train"], kind, f"--max_train_samples {args.max_train_samples}")
     if needs_labels:
         report["warnings"] += kind.compare_splits({name: kind.facts_of(one) for name, one in splits.items()})
-        report["repeats"] = repeat_report(splits, args.sequence_columns, kind)
+        report["repeats"] = repeat_report(splits, [*args.sequence_columns, *args.number_columns], kind)
         if text := describe_repeats(report["repeats"]):
             report["notes"].append(text)
     report["sizes"] = {name: len(split) for name, split in splits.items()}
-    report["leaks"] = leak_report(splits, args.sequence_columns) if looks_for_leaks else {}
-    return LoadedData(splits, report, kind)
+    report["leaks"] = leak_report(splits, args.sequence_columns, args.number_columns) if looks_for_leaks else {}
+    numbers = NumberColumns.fit(splits["train"], args.numeric_columns, args.category_columns)
+    report["notes"] += numbers.describe()
+    return LoadedData(splits, report, kind, numbers)
 
 
 def load_sequences(

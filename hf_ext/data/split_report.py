@@ -28,12 +28,14 @@ MAX_LISTED = 3  # groups of rows that repeat each other
 def leak_report(
     splits: DatasetDict,
     columns: Sequence[str],
+    beside: Sequence[str] = (),
 ) -> Report:
     """Counts, per sequence column and for the whole row of sequences, what of test occurs in train.
 
     Args:
         splits: needs "train" and "test" ("validation" stands in where there is no test).
         columns: the sequence columns.
+        beside: columns that tell rows of the same sequences apart.
 
     Returns:
         {"compared": "test" or "validation", "columns": {column: counts}, "row": counts, "repeated": [[row, training
@@ -73,8 +75,8 @@ def leak_report(
         }
 
     of_columns = {name: count(asked[i], known[i], near[i]) for i, name in enumerate(columns)}
-    rows = list(zip(*asked))
-    training_rows = list(zip(*known))
+    rows = list(zip(*asked, *(test[name][:] for name in beside)))
+    training_rows = list(zip(*known, *(train[name][:] for name in beside)))
     first = dict(zip(reversed(training_rows), reversed(_row_numbers(train))))
     repeated = ([number, first[row]] for number, row in zip(_row_numbers(test), rows) if row in first)
     return {
@@ -170,7 +172,8 @@ def describe_repeats(report: Mapping[str, Any]) -> str:
             f"variance), no model's RMSE falls below it, no Pearson rises above {math.sqrt(1 - report['share']):.3f}."
         )
         remedy = "Average them"
-    return f"{text} {what} {remedy}, or name what tells them apart in --sequence_columns."
+    others = "--sequence_columns, --numeric_columns or --category_columns"
+    return f"{text} {what} {remedy}, or name what tells them apart in {others}."
 
 
 def _show(label: float | str) -> str:

@@ -50,8 +50,10 @@ def convert(
     check_finite(old, tensors)
     types = (AffinityArguments, DataArguments, FastTrainingArguments)
     _, (args, data_args, training_args) = parse_command(types, {}, None, ["--config", config])
-    if data_args.task not in ("auto", "regression") or len(data_args.label_column) > 1:
-        raise ArgumentError(f"{config}: --convert makes models of one number per row, and this file asks for others.")
+    is_other = data_args.task not in ("auto", "regression") or len(data_args.label_column) > 1
+    if is_other or data_args.number_columns:
+        told = "--convert makes models of one number per row, of sequences alone, and this file asks for others"
+        raise ArgumentError(f"{config}: {told}.")
     args.tower_training, _ = resolve_training(args, training_args.use_peft)
     encoders, towers = read_towers(args, data_args.sequence_columns, lora_settings(training_args))
     model = AffinityModel(build_config(encoders, towers, **model_settings(args)))

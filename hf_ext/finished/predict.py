@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..arguments import PredictingArguments, parse_command
-from ..data import DataArguments, ReadingArguments
+from ..data import ReadingArguments
 from ..errors import ArgumentError
 from ..property import PredictArguments
 from ..startup import quick_imports
@@ -36,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> Path:
     with quick_imports():  # here, so that --help waits for no model code
         import numpy as np
 
-        from ..baselines import columns_of
         from ..checkpoints import find_model
         from ..data import SOURCE_ROW, SequenceCollator, check_inputs, load_sequences, peek_columns
         from ..heads import describe_basis, half_width
@@ -80,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if "too_long" not in parser.explicit:
         reading.too_long = collator.too_long  # rows are refused as the model's own run refused them
     collator.resolve_long(reading.too_long, reading.max_residues)
-    data_args = DataArguments(
-        **vars(reading), sequence_columns=columns_of(collator), missing_chains=collator.missing_chains
-    )
+    data_args = collator.make_arguments(**vars(reading))
     loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
     rows = loaded.table
     if loaded.as_read is not None:

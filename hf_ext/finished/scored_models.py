@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..baselines import columns_of
 from ..checkpoints import find_model, make_folder
-from ..data import DataArguments, SequenceCollator, TooLong, check_inputs
+from ..data import DataArguments, SequenceCollator, TooLong, check_columns, check_inputs, column_names
 from ..errors import ArgumentError
 from ..evaluation import unpack_labelled
 from ..files import parse_json
@@ -79,6 +79,7 @@ class ScoredModel:
                 f"{self.name} reads {', '.join(columns)}; the rows have the sequence columns "
                 f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
             )
+        check_columns(column_names(rows), self.collator.numbers.columns, source, f" {self.name} reads it.")
         for line in describe_unread(check_inputs(self.collator, {"rows": rows}, source)):
             LOGGER.info("%s: %s", self.name, line)
         with predicting(load_model(self.path), self.collator, args) as trainer:
@@ -150,6 +151,8 @@ def take_from_training(
         data_args.sequence_columns = [*dict.fromkeys(column for one in collators for column in columns_of(one))]
         needed = {column for one in collators for column in columns_of(one) if column not in one.missing_chains}
         data_args.missing_chains = [column for column in data_args.sequence_columns if column not in needed]
+    data_args.numeric_columns = [*dict.fromkeys(name for one in collators for name in one.numbers.numeric)]
+    data_args.category_columns = [*dict.fromkeys(name for one in collators for name in one.numbers.categories)]
     files = (one.path / "all_results.json" for one in models)
     settings = next(filter(None, (from_json(RunRecord, read_json(file), file).settings for file in files)), {})
     taken = []

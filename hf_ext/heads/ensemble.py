@@ -75,7 +75,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     config = trainer.model.config
     train = splits["train"]
     validation = splits["validation"]
-    width = sum(trainer.model.embedding_sizes.values())
+    width = sum(trainer.model.input_sizes.values())
     drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
     if len(drawn) < len(train):
         train = train.select(drawn)
@@ -118,7 +118,7 @@ def _read_views(
     No labels are read.
     """
     head = trainer.model.head
-    widths = [*trainer.model.embedding_sizes.values()]
+    widths = [*trainer.model.input_sizes.values()]
     features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
     features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
     bases = [principal_directions(block[: len(train)]) for block in features.split(widths, dim=1)]

@@ -166,6 +166,17 @@ def check_label(cell: object) -> Checked:
     return Checked((value, bound))
 
 
+def check_number(cell: object) -> Checked:
+    """Checks a cell beside sequences: a number, no bound; NaN where it is empty or refused."""
+    if is_missing(cell):
+        return Checked(math.nan)
+    value, bound = check_label(cell).value
+    if bound or math.isnan(value):
+        remedy = "Write digits with a decimal point, such as 7.4, or leave the cell empty."
+        return Checked(math.nan, "not a number within +-1e30", remedy)
+    return Checked(value)
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 

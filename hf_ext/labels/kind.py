@@ -31,6 +31,10 @@ class ReadArguments(Protocol):
     marker_classes: list[str]
     bad_rows: Literal["error", "drop"]
 
+    @property
+    def number_columns(self) -> list[str]:
+        """Those beside the sequences."""
+
 
 class Steps(NamedTuple):
     """How a kind trains unless the user says otherwise: rows of a batch, steps in all, and epochs at least."""

@@ -89,7 +89,7 @@ class ResidueKind(LabelKind):
         return values, "" if is_known.any() else "no residue's label is known"
 
     def _check_columns(self, args: ReadArguments, told: str) -> None:
-        names = args.sequence_columns
+        names = [*args.sequence_columns, *args.number_columns]
         if len(names) > 1:
             raise ArgumentError(f"{told}: residues of one sequence have labels; name one of {' '.join(names)}.")
 

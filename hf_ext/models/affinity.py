@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.utils import ModelOutput
 
+from ..data import NUMBERS, NumberColumns
 from ..errors import ArgumentError
 from ..labels import UNKNOWN
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
@@ -54,7 +55,7 @@ class AffinityModel(TowerModel):
 
     def __init__(self, config: AffinityConfig):
         super().__init__(config)
-        widths = [*self.embedding_sizes.values()]
+        widths = [*self.input_sizes.values()]
         form = config.head_form or "mlp"
         kind = config.kind
         (num_outputs,) = kind.output_shape or (None,)
@@ -102,13 +103,19 @@ class AffinityModel(TowerModel):
         return (model, facts) if wants_facts else model
 
     @property
+    def input_sizes(self) -> dict[str, int]:
+        """Input name -> width of what the head reads of it: of embeddings, then of columns beside sequences."""
+        width = len(NumberColumns.from_state(self.config.numbers))
+        return {**self.embedding_sizes, **({NUMBERS: width} if width else {})}
+
+    @property
     def skips_unknown(self) -> bool:
         """Whether labels of -100 count nothing; of one number per row they are numbers like others."""
         return self.config.kind.skips_unknown
 
     def fill_of(self, name: str) -> Tensor:
         """Returns what stands for the embedding of input `name` in rows that lack it: (width,), float32."""
-        widths = self.embedding_sizes
+        widths = self.input_sizes
         return dict(zip(widths, self.head.fill.split([*widths.values()])))[name]
 
     def forward(
@@ -121,6 +128,7 @@ class AffinityModel(TowerModel):
         return_dict: bool = True,
         missing: dict[str, Tensor] | None = None,
         teacher: Tensor | None = None,
+        numbers: Tensor | None = None,
     ) -> AffinityOutput:
         """Predicts from sequences, from cached embeddings, or from some of each.
 
@@ -138,6 +146,7 @@ class AffinityModel(TowerModel):
             teacher: logits of a teacher, of the shape of this model's own. The loss is then `config.distill_weight`
                 times the distance from them, of every row, and 1 less it times the loss of labels, of rows whose label
                 is known: not NaN, nor -100 where that means not known. Every label counts, known or not.
+            numbers: (n, width), what `NumberColumns` makes of columns beside sequences.
 
         Raises:
             ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
@@ -145,6 +154,8 @@ class AffinityModel(TowerModel):
         pooled = dict(embeddings or {})
         absent = dict(missing or {})
         per_residue = self.config.kind.per_residue
+        if numbers is not None:
+            pooled[NUMBERS] = numbers
         for name, batch in (sequences or {}).items():
             pooled[name] = self.encode(name, batch)
             if per_residue:
@@ -154,11 +165,11 @@ class AffinityModel(TowerModel):
                 absent[name] = batch["place"] < 0
                 pooled[name] = pooled[name].index_select(0, batch["place"].clamp(min=0))
         given = pooled.keys() & absent.keys() if per_residue else pooled.keys()
-        lacking = [name for name in self.embedding_sizes if name not in given]
+        lacking = [name for name in self.input_sizes if name not in given]
         if lacking:
             what = "embeddings with `missing`" if per_residue else "embeddings"
-            raise ArgumentError(f"No sequences or {what} for {lacking}; this model reads {[*self.embedding_sizes]}.")
-        features = torch.cat([pooled[name].float() for name in self.embedding_sizes], dim=1)
+            raise ArgumentError(f"No sequences or {what} for {lacking}; this model reads {[*self.input_sizes]}.")
+        features = torch.cat([pooled[name].float() for name in self.input_sizes], dim=1)
         (ends,) = absent.values() if per_residue else (None,)
         filled = self._mark(absent, features) if absent and ends is None else None
         output = self.head(features, filled)
@@ -183,7 +194,7 @@ class AffinityModel(TowerModel):
         if unknown := sorted(absent.keys() - self.embedding_sizes.keys()):
             raise ArgumentError(f"missing names {unknown}; this model reads {[*self.embedding_sizes]}.")
         present = features.new_zeros(len(features), dtype=torch.bool)
-        blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.embedding_sizes.items()]
+        blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.input_sizes.items()]
         return torch.cat(blocks, dim=1)
 
     def set_ensemble(self, ensemble: HeadEnsemble | None) -> None:
@@ -203,15 +214,15 @@ class AffinityModel(TowerModel):
 
         Embeddings of frozen encoders are divided by the standard deviation of each feature. Where the encoder trains
         they are divided by their typical size instead: variants of one protein vary so little that dividing by that
-        would turn the smallest change of the encoder into a large one. Rows that lack an input do not count in its
-        scale.
+        would turn the smallest change of the encoder into a large one. So are columns beside sequences, which are
+        standardised, or 0 and 1: a rare category is no large number. Rows that lack an input do not count in its scale.
         """
         self.config.label_mean = label_mean
         if isinstance(label_std, list):
             self.config.label_std = [std if std > 0 else 1.0 for std in label_std]
         else:
             self.config.label_std = label_std if label_std > 0 else 1.0
-        blocks = {name: embeddings[name].float() for name in self.embedding_sizes}
+        blocks = {name: embeddings[name].float() for name in self.input_sizes}
         scales = [
             block.std(0, unbiased=False)
             if name in self.frozen_inputs

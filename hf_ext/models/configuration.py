@@ -64,6 +64,7 @@ class AffinityConfig(PretrainedConfig):
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
         label_kind: `state()` of a `LabelKind`; None: one number per row.
+        numbers: `state()` of the `NumberColumns` that are read beside sequences; None: none.
         temperature: logits of classes are divided by it, see `hf_ext.heads.calibration`.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise); of several numbers, or one per residue,
             "mse" or "huber". Classes have cross entropy, and leave this at "mse".
@@ -94,6 +95,7 @@ class AffinityConfig(PretrainedConfig):
     head_sizes: list | None = None
     head_dropout: float = 0.3
     label_kind: None | dict = None  # noqa: RUF036
+    numbers: None | dict = None  # noqa: RUF036
     temperature: float = 1.0
     loss: str = "mse"
     huber_delta: float = 1.0

@@ -9,7 +9,7 @@ from typing import Any, cast
 from datasets import Dataset
 
 from ..checkpoints import find_model
-from ..data import DataArguments, ResidueTokenizer, SequenceCollator, make_demo_table
+from ..data import NUMBERS, DataArguments, NumberColumns, ResidueTokenizer, SequenceCollator, make_demo_table
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..labels import LabelKind
@@ -109,12 +109,14 @@ def build_model(
     lora: LoraSettings | None = None,
     kind: LabelKind | None = None,
     layers: Sequence[int | None] = (),
+    numbers: NumberColumns | None = None,
 ) -> AffinityModel:
     """Builds a model with pretrained encoders, and a head for `kind`, untrained or from `args.init_head_from`.
 
     Args:
         kind: of label; None: one number.
         layers: of each encoder the one that is read, where they are known and `args` has none.
+        numbers: of columns beside sequences.
 
     Raises:
         ArgumentError: as `read_towers`, or a head that does not fit.
@@ -122,20 +124,23 @@ def build_model(
     specs, towers = read_towers(args, sequence_columns, lora)
     for spec, layer in zip(specs, layers):
         spec.layer = layer
-    model = AffinityModel.from_encoders(specs, towers, **model_settings(args, kind))
+    model = AffinityModel.from_encoders(specs, towers, **model_settings(args, kind, numbers))
     if args.init_head_from:
         carry_head(model, args.init_head_from)
     return model
 
 
-def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> dict[str, Any]:
+def model_settings(
+    args: AffinityArguments, kind: LabelKind | None = None, numbers: NumberColumns | None = None
+) -> dict[str, Any]:
     """Returns what `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
     given = {
         name: getattr(args, name)
         for name in ("head_sizes", "head_dropout", "loss", "save_full", "distill_weight", "distill_temperature")
     }
-    return {**given, "head_form": form, "label_kind": kind and kind.stored}
+    beside = (numbers or NumberColumns()).state()
+    return {**given, "head_form": form, "label_kind": kind and kind.stored, NUMBERS: beside}
 
 
 def read_towers(
@@ -212,6 +217,7 @@ def _what_a_head_reads(model: AffinityModel) -> dict[str, Any]:
         "head": model.config.head_form or "mlp",
         "head sizes": model.config.head_sizes,
         "labels": model.config.label_kind,
+        "columns beside sequences": model.config.numbers,
     }
 
 
@@ -261,6 +267,7 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
         if max_length is not None and max_length < own:
             tokenizers[name].limited_by = f"--max_length {max_length} allows"
     given = data_args.too_long, [*data_args.missing_chains], model.config.kind
-    collator = SequenceCollator(tokenizers, model.config.input_columns, *given)
+    numbers = NumberColumns.from_state(model.config.numbers)
+    collator = SequenceCollator(tokenizers, model.config.input_columns, *given, numbers)
     collator.resolve_long(None, data_args.max_residues)
     return collator

@@ -71,14 +71,22 @@ def _ranks(run: RunRecord) -> bool:
 
 def _summary(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> str:
     what = kind.describe_target(label, _ranks(run))
-    text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}."
+    text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}"
+    if beside := _find_beside(run):
+        text += f", and from {join_words(beside)}"
+    text += "."
     if lacking := [*run.data.missing_chains]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
     return text
 
 
+def _find_beside(run: RunRecord) -> list[str]:
+    return [name for kind in ("numeric", "category") for name in run.settings.get(f"{kind}_columns") or ()]
+
+
 def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> list[Block]:
     cells = [f'{json.dumps(name)}: "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(columns)]
+    cells += [f'{json.dumps(name)}: "7"' for name in _find_beside(run)]
     lines = [
         "from hf_ext import AffinityPredictor",
         "",

@@ -102,13 +102,14 @@ def teach(run: Run, loaded: LoadedData) -> Dataset:
     if run.model_args.distill_from is None:
         return rows
     if name := run.model_args.unlabelled:
-        columns = run.data_args.sequence_columns
-        given = {one: getattr(run.data_args, one) for one in ("sequence_columns", "missing_chains", "bad_rows")}
+        names = ("sequence_columns", "missing_chains", "bad_rows", "numeric_columns", "category_columns")
+        given = {one: getattr(run.data_args, one) for one in names}
         rejected = run.folder / f"unlabelled.{REJECTED_FILE}"
         further: Any = load_sequences(DataArguments(name, **given), rejected=rejected).table
         unknown = np.full(kind.label_shape, UNKNOWN if kind.dtype is np.int64 else np.nan).tolist()
         rows = concatenate_datasets([rows, further.add_column("label", [unknown] * len(further))])
-        loaded.report["leaks"] = leak_report({**loaded.splits, "train": rows}, columns)
+        columns = run.data_args.sequence_columns, run.data_args.number_columns
+        loaded.report["leaks"] = leak_report({**loaded.splits, "train": rows}, *columns)
         loaded.report["notes"].append(f"{len(further):,} rows of {name} are trained on too, without labels")
     return rows.add_column(TEACHER, predict_taught(run, kind, rows).tolist())
 
@@ -118,7 +119,8 @@ def predict_taught(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:
 
     They are kept in the output folder, by content, so that a run has the same ones wherever it goes on.
     """
-    return do_on_main(run.args, partial(_predict, run, kind, rows.select_columns(run.data_args.sequence_columns)))
+    columns = [*run.data_args.sequence_columns, *run.data_args.number_columns]
+    return do_on_main(run.args, partial(_predict, run, kind, rows.select_columns(columns)))
 
 
 def _predict(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:

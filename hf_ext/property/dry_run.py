@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..baselines import PRETRAINED_ROWS
-from ..data import DataArguments, make_demo_encoders
+from ..data import DataArguments, NumberColumns, make_demo_encoders
 from ..evaluation import RowMetrics
 from ..hardware import Hardware
 from ..labels import LabelKind, Number
@@ -62,14 +62,16 @@ def make_dry_run(
         dry_run.notes += filter(None, [resolve_encoders(given, args, hardware)])
         splits = {}
         kind: LabelKind = Number()
+        numbers = NumberColumns()
 
         def load() -> None:
-            nonlocal splits, kind
+            nonlocal splits, kind, numbers
             if not dry_run.is_read(data_args.dataset_name):
                 return
             loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
             splits = loaded.splits
             kind = loaded.kind
+            numbers = loaded.numbers
             num_rows = None if data_args.streaming else len(splits["train"])
             dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows)])
             loaded.report["warnings"] += check_teacher(given, data_args, loaded)
@@ -80,7 +82,7 @@ def make_dry_run(
             given.tower_training, args.use_peft = resolve_training(given, args.use_peft)
             specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
             with torch.device("meta"):
-                return AffinityModel(build_config(specs, towers, **model_settings(given, kind)))
+                return AffinityModel(build_config(specs, towers, **model_settings(given, kind, numbers)))
 
         def read_measure() -> None:
             resolve_measure(args, given.loss, kind)
@@ -151,6 +153,6 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
             made.encoders[str(index)] = encoder.to(torch.bfloat16) if in_half else encoder
     made._list_references()
     live = {name: num for name, num in longest.items() if not is_cached or name not in made.frozen_inputs}
-    embedded = {name: width for name, width in made.embedding_sizes.items() if name not in live}
+    embedded = {name: width for name, width in made.input_sizes.items() if name not in live}
     labels = 1 if live or not model.config.kind.per_residue else max(longest.values())
     return made, lambda rows: affinity_batch(live, embedded, rows * labels, kind)

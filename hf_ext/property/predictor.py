@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,18 +22,19 @@ from ..arguments import PredictingArguments
 from ..baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
 from ..checkpoints import find_model, open_model
 from ..data import (
-    DataArguments,
+    SOURCE_ROW,
+    RowSchema,
     SequenceCollator,
     as_dataset,
     batches_by_tokens,
     check_inputs,
-    clean_chains,
     format_errors,
     read_columns,
 )
 from ..embeddings import factorize, join_parts, take_rows
 from ..errors import DataError
 from ..heads import half_width
+from ..labels import as_array
 from ..models import AffinityModel
 from ..reporting import describe_unread
 from ..trainer import FastTrainer
@@ -90,8 +91,8 @@ class AffinityPredictor:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the sequence columns that the model reads."""
-        return columns_of(self.collator)
+        """Names of the columns that the model reads: of sequences, then of what stands beside them."""
+        return [*columns_of(self.collator), *self.collator.numbers.columns]
 
     def predict(self, rows: Any) -> Any:
         """Predicts what the model was trained on: a number per row, or what `--task` of that run was.
@@ -143,7 +144,7 @@ class AffinityPredictor:
     @torch.no_grad()
     def logits(self, rows: Any) -> Any:
         """Returns what the model puts out, float32: (n, ...), or of residues a list of n arrays."""
-        table = _read_rows(rows, self.columns, self.collator.missing_chains)
+        table = _read_rows(rows, self.collator)
         for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
         if self.model.config.kind.per_residue:
@@ -156,12 +157,14 @@ class AffinityPredictor:
             numbers[name] = torch.from_numpy(positions)
             inputs = [join_parts(parts) for parts in distinct]
             tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
+        beside = torch.from_numpy(self.collator.numbers.matrix(table)).to(self.device)
         found = []
         for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
             chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
             pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
             missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
-            found.append(self.model(embeddings=pooled, missing=missing).logits.float().cpu())
+            part = beside[start : start + ROWS_PER_BATCH]
+            found.append(self.model(embeddings=pooled, missing=missing, numbers=part).logits.float().cpu())
         return check_predictions(torch.cat(found).numpy())
 
     def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
@@ -252,12 +255,14 @@ def check_predictions(predictions: Any) -> Any:
     return predictions
 
 
-def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str]) -> datasets.Dataset:
-    """Reads the sequences of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
+def _read_rows(rows: Any, collator: SequenceCollator) -> datasets.Dataset:
+    """Reads the columns of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
 
     Raises:
         DataError: no table, a missing column, columns of unequal length; cells that are refused, with row and reason.
     """
+    args = collator.make_arguments()
+    columns = [*args.sequence_columns, *args.number_columns]
     try:
         frame = rows.to_pandas() if isinstance(rows, datasets.Dataset) else pd.DataFrame(rows)
     except (ValueError, TypeError, AttributeError) as error:
@@ -269,16 +274,16 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
         return datasets.Dataset.from_dict({name: [] for name in columns})
     if missing := [name for name in columns if name not in frame]:
         present = [*map(str, frame.columns[:30])]
-        raise DataError(f"rows have no column {missing[0]!r}: the model reads {[*columns]}, there are {present}.")
+        raise DataError(f"rows have no column {missing[0]!r}: the model reads {columns}, there are {present}.")
     cells = {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in columns}
-    args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
-    cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)))
-    if errors:
-        refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
+    numbered = {name: as_array(one) for name, one in cells.items()} | {SOURCE_ROW: np.arange(1, 1 + len(frame))}
+    cleaned = RowSchema(args, needs_labels=False, needs_splits=False).clean(pa.table(numbered), _WHERE)
+    if cleaned.errors:
+        refused = format_errors([(_WHERE, error) for error in cleaned.errors])
         raise DataError(
             f"{refused}\nFix or remove these rows. Options that begin with -- are those of `hf-ext predict`."
         )
-    return as_dataset(pa.table(cleaned))
+    return as_dataset(cleaned.table)
 
 
 def find_device() -> torch.device:

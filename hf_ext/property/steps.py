@@ -129,7 +129,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
     layers = [spec.get("layer") for spec in known.get("encoders", ())]
-    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers)
+    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, data.loaded.numbers)
     model.config.layer_choice = known.get("layer_choice")
     collator = build_collator(model, data_args, model_args.max_length)
     rows = {**data.splits, "train": train_rows}

@@ -144,7 +144,7 @@ def summarize_data(report: Facts) -> str:
     ]
     lines += [f"  test sequences that are in train, too: {', '.join(known)}"] if known else []
     lines += [f"  {line}" for line in describe_near_copies(leaks)[:1]]  # of whole rows; the report has each column
-    longest = ", ".join(f"{name} {one.longest:,}" for name, one in data.inputs.items())
+    longest = ", ".join(f"{name} {one.longest:,}" for name, one in data.inputs.items() if one.longest)
     lines += [f"  residues of the longest input: {longest}"] if longest else []
     return "\n".join([*lines, *(f"  WARNING: {line}" for line in _describe_unread(data)), *notes])
 

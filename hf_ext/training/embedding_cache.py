@@ -22,7 +22,7 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data import TEACHER, column_names, read_columns
+from ..data import NUMBERS, TEACHER, column_names, read_columns
 from ..embeddings import (
     SHARD_STATES,
     EmbeddedDataset,
@@ -177,7 +177,7 @@ class EmbeddingCache:
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
     def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
-        """Returns labels, bounds and what a teacher predicts, as `SequenceCollator` does, of sets that have them."""
+        """Returns labels, bounds, numbers and a teacher's predictions as `SequenceCollator` does, of sets with them."""
         names = column_names(dataset)
         found = {}
         if "label" in names:
@@ -187,6 +187,8 @@ class EmbeddingCache:
             found["bounds"] = np.array([value or 0 for (value,) in read_columns(dataset, ["bound"])], np.int64)
         if TEACHER in names:
             found[TEACHER] = np.array([value for (value,) in read_columns(dataset, [TEACHER])], np.float32)
+        if numbers := getattr(self._trainer.data_collator, NUMBERS, None):
+            found[NUMBERS] = numbers.matrix(dataset)
         return found
 
     @property
@@ -353,6 +355,8 @@ class EmbeddingCache:
                     "nothing can be learned from it. Leave its columns out, or train on rows of which some have it."
                 )
         embeddings = {name: trainer.encode_distinct(name, sample) for name, sample in samples.items()}
+        if numbers := getattr(trainer.data_collator, NUMBERS, None):
+            embeddings[NUMBERS] = torch.from_numpy(numbers.matrix(rows))
         labels = [label for (label,) in read_columns(rows, ["label"])]
         mean, std = trainer.model.config.kind.scale(labels)
         trainer.model.fit_scaling(mean, std, embeddings)

@@ -15,9 +15,10 @@ from ...errors import DataError
 from ...files import parse_json, write_text
 from ...labels import ONE_NUMBER, LabelKind, kind_from_state
 from ...pretrained import reading
-from ..arguments import TooLong
+from ..arguments import NUMBERS, DataArguments, TooLong
 from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE
+from .number_columns import NumberColumns
 from .tokenization import ResidueTokenizer
 
 INPUTS_NAME = "inputs.json"
@@ -35,6 +36,7 @@ class SequenceCollator:
             lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
             which of these each row of the batch is, -1 where it lacks the input.
         kind: of the labels.
+        numbers: columns that are read beside sequences; None: none.
 
     Attributes:
         optional_inputs: names of inputs all of whose columns may be "".
@@ -52,9 +54,11 @@ class SequenceCollator:
         too_long: TooLong = "error",
         missing_chains: Sequence[str] = (),
         kind: LabelKind = ONE_NUMBER,
+        numbers: NumberColumns | None = None,
     ):
         self.tokenizers = dict(tokenizers)
         self.kind = kind
+        self.numbers = numbers or NumberColumns()
         self.columns = {name: list(chains) for name, chains in columns.items()}
         self.too_long: TooLong = too_long
         self.missing_chains = [*missing_chains]
@@ -62,6 +66,20 @@ class SequenceCollator:
     @property
     def optional_inputs(self) -> list[str]:
         return [name for name, chains in self.columns.items() if set(chains) <= set(self.missing_chains)]
+
+    def make_arguments(self, **reading: Any) -> DataArguments:
+        """Returns by which columns a model's rows are read, beside other fields of the arguments.
+
+        Raises:
+            ArgumentError: a stream of rows with numbers beside their sequences.
+        """
+        return DataArguments(
+            **reading,
+            sequence_columns=[column for chains in self.columns.values() for column in chains],
+            missing_chains=self.missing_chains,
+            numeric_columns=[*self.numbers.numeric],
+            category_columns=[*self.numbers.categories],
+        )
 
     def resolve_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
         """Sets what becomes of long inputs from here on; None leaves it as it is."""
@@ -83,6 +101,7 @@ class SequenceCollator:
             tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
         settings = {**{name: getattr(self, name) for name in OPTIONS}, "label_kind": self.kind.state()}
+        settings[NUMBERS] = self.numbers.state()
         write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
 
     @classmethod
@@ -100,6 +119,7 @@ class SequenceCollator:
             inputs = {"+".join(spec["columns"]): (spec["columns"], spec["max_residues"]) for spec in settings["inputs"]}
             options = {name: settings[name] for name in OPTIONS}
             kind = kind_from_state(settings["label_kind"])
+            numbers = NumberColumns.from_state(settings.get(NUMBERS))
         except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
             text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
             raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
@@ -111,10 +131,12 @@ class SequenceCollator:
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
             tokenizers[name].max_residues = max_residues
             tokenizers[name].limited_by = "this model reads"
-        return cls(tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind)
+        return cls(
+            tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind, numbers=numbers
+        )
 
     def __call__(self, features: Any) -> dict[str, Any]:
-        """`labels`, `bounds` and `teacher` of rows that have them, and `sequences`: the tensors of each input."""
+        """`labels`, `bounds`, `teacher`, `numbers` of rows that have them; `sequences`: the tensors of each input."""
         if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
             batch = dict(features)
             rows = batch.pop("live", None)
@@ -127,6 +149,8 @@ class SequenceCollator:
                 batch["bounds"] = torch.tensor([int(row["bound"] or 0) for row in rows])
             if TEACHER in rows[0]:
                 batch[TEACHER] = torch.tensor([row[TEACHER] for row in rows])
+            if self.numbers:
+                batch[NUMBERS] = torch.from_numpy(self.numbers.matrix(rows))
         if rows:
             live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...errors import DataError
+from ..arguments import NUMBERS
 from ..columns import read_columns
 from .tokenization import NO_LIMIT
 
@@ -26,13 +27,14 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
 
     Returns:
         Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`, a sentence
-        that says by what, how many sequences and rows, and how much is lost.
+        that says by what, how many sequences and rows, and how much is lost. Of columns beside sequences `cut` alone.
 
     Raises:
         DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
-            first ones with file row and length.
+            first ones with file row and length; rows that lack a number that all training rows have.
     """
-    report = {}
+    numbers = getattr(collator, NUMBERS, None)
+    report = numbers.check(splits, source) if numbers else {}
     for name, columns in collator.columns.items():
         counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
         tokenizer = collator.tokenizers[name]
