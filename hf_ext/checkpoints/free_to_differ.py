@@ -50,8 +50,8 @@ _BY_REASON = {
     "acts through learning rates, which are compared": "lr_scaling lr_base_batch_size",
     "makes rows, which are compared": """
         dataset_name dataset_config_name dataset_revision streaming id_column bad_rows max_residues too_long
-        sequence_columns missing_chains label_column marker_classes mask_column censor_column group_column task
-        split_column split split_sizes split_seed cluster_column cluster_identity cluster_file max_train_samples
+        sequence_columns missing_chains label_column marker_classes mask_column mask_file censor_column group_column
+        task split_column split split_sizes split_seed cluster_column cluster_identity cluster_file max_train_samples
         filter filter_train max_validation_samples stage antigen_column heavy_column light_column may_lack_light
         min_affinity distill_from unlabelled
     """,

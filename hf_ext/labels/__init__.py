@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .cells import NUMBER, UNKNOWN, Checked, is_missing, shorten, show_names, write_name
+    from .cells import NUMBER, UNKNOWN, Checked, as_bit, is_missing, shorten, show_names, write_name
     from .classes import Classes
     from .columns import LabelTable, RowError, as_array, as_text, check_cells, distinct
     from .facts import NUM_SEEN
