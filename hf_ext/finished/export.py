@@ -150,7 +150,7 @@ def write_onnx(predictor: AffinityPredictor, path: Path) -> None:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     facts: dict[str, Any] = {**predictor.model.config.kind.state(), "inputs": {}}
-    sample = {}
+    sample: dict[str, dict[str, Tensor]] = {}
     for name, tokenizer in predictor.collator.tokenizers.items():
         facts["inputs"][name] = {
             **asdict(tokenizer.template),
@@ -164,11 +164,12 @@ def write_onnx(predictor: AffinityPredictor, path: Path) -> None:
         sample[name] = {key: batch[key] for key in ("input_ids", "attention_mask")}
     any_size = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
     shapes = {name: dict.fromkeys(tokens, any_size) for name, tokens in sample.items()}
+    exporter: Any = OnnxExporter()  # typed for models of transformers, takes any module
     config = OnnxConfig(dynamic_shapes={"sequences": shapes})
     logging.disable(logging.WARNING)  # the exporter speaks of operators that this model has not
     try:
         with redirect_stdout(StringIO()):
-            program = OnnxExporter().export(Graph(predictor).eval(), {"sequences": sample}, config).program
+            program = exporter.export(Graph(predictor).eval(), {"sequences": sample}, config).program
     finally:
         logging.disable(logging.NOTSET)
     for value in program.graph.inputs:
@@ -194,7 +195,7 @@ def compare_rows(predictor: AffinityPredictor, path: Path) -> float:
             rows[column] = ["".join(draw.choice([*STANDARD], length)) for length in lengths]
             if column in collator.missing_chains:
                 rows[column][-1] = ""
-        feed = {}
+        feed: dict[str, np.ndarray] = {}
         for name, columns in collator.columns.items():
             batch = collator.encode(name, *(rows[column] for column in columns))
             feed |= {f"{name}.{key}": batch[key].numpy() for key in ("input_ids", "attention_mask")}
