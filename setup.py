@@ -50,6 +50,8 @@ setup(
         "torchao": ["torchao>=0.18"],
         "nvml": ["nvidia-ml-py>=12"],  # how busy a GPU is
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
+        # hf-ext export: what transformers' exporter needs, and what checks its file. Not in dev: 120 MB on disk.
+        "onnx": ["onnx>=1.21", "onnxscript>=0.7", "onnxruntime>=1.24"],
         "docs": DOCS,
         "dev": [
             *DOCS,

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),
     "report": ("hf_ext.reporting.report", "write report and model card of a finished run again"),
+    "export": ("hf_ext.finished.export", "write a trained model as one ONNX file"),
     "resume": ("hf_ext.finished.resume", "list the intact checkpoints of a folder; convert old ones"),
 }
 

@@ -22,6 +22,7 @@ ALLOWED = {
     "data/batches/collating.py": (2, "a collator that is not told anything has one number per row"),
     "finished/comparing.py": (2, "predictions.csv has bounds in a column of their own, and residues of cut sequences"),
     "finished/evaluate.py": (1, "labels of residues are cut to what the shortest model read"),
+    "finished/export.py": (3, "a file has predictions of all tokens where residues have labels, and probabilities"),
     "generation/judging/discriminator.py": (2, "only a number ranks antibodies"),
     "heads/calibration.py": (1, "numbers have no temperature"),
     "models/affinity.py": (6, "embeddings of residues come with where rows end"),

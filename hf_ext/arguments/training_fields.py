@@ -93,7 +93,10 @@ class LoraArguments:
         None, """Other arguments of peft.LoraConfig, as JSON: '{"use_dora": true}'."""
     )
     load_in_8bit: bool = option(False, "Linear layers of frozen encoders in 8 bits a weight (bitsandbytes).")
-    load_in_4bit: bool = option(False, "As --load_in_8bit, in 4 bits (nf4).")
+    load_in_4bit: bool = option(
+        False,
+        "As --load_in_8bit, in 4 bits (nf4); with --use_peft those beside adapters, too (QLoRA), of hf-ext train.",
+    )
 
 
 @dataclass(repr=False)

@@ -27,7 +27,7 @@ _NO_SHAPE = frozenset(
     """
     _name_or_path name_or_path revision fingerprint base_model_name_or_path transformers_version peft_version
     architectures auto_mapping inference_mode runtime_config dtype torch_dtype use_cache
-    label_mean label_std is_scaled layer_choice encoder_dtype encoder_autocast encoder_bits
+    label_mean label_std is_scaled layer_choice encoder_dtype encoder_autocast encoder_bits base_bits
     pad_token_id bos_token_id eos_token_id modules_to_save
     """.split()  # noqa: SIM905  readable as a paragraph
 )

@@ -93,10 +93,15 @@ class LabelledArguments(ReadingArguments):
         "residue. Several columns: numbers, or 0 and 1.",
     )
     marker_classes: list[str] = option(
-        [], "Classes whose names read as no value otherwise, such as NA or none, as the column spells them."
+        [],
+        "Classes whose names read as no value otherwise, such as NA or none, as the column spells them; with --task "
+        "classification all are, beside names.",
     )
     mask_column: str | None = option(
         None, "Column that says by 0 or 1 for each residue whether its label is known, for example 0011110."
+    )
+    mask_file: str | None = option(
+        None, "FASTA of such masks instead of a column, which names rows as --id_column does: >P1, and 0011110 below."
     )
     censor_column: str | None = option(
         None,
@@ -213,8 +218,11 @@ class DataArguments(LabelledArguments):
         for name in ("cluster_column", "cluster_identity", "cluster_file"):
             if getattr(self, name) is not None and kind != "cluster":
                 raise ArgumentError(f"{name} only acts with --split cluster.")
-        if self.cluster_file and not self.id_column:
-            raise ArgumentError(f"cluster_file={self.cluster_file!r} names rows; say with --id_column where they are.")
+        for name in ("cluster_file", "mask_file"):
+            if getattr(self, name) and not self.id_column:
+                raise ArgumentError(f"{name}={getattr(self, name)!r} names rows; say with --id_column where they are.")
+        if self.mask_file and self.mask_column:
+            raise ArgumentError(f"mask_file={self.mask_file!r} and --mask_column {self.mask_column}: give one of both.")
         if self.cluster_file and (self.cluster_column or self.cluster_identity is not None):
             raise ArgumentError("cluster_file holds finished clusters; drop --cluster_column and --cluster_identity.")
         if self.cluster_column and self.cluster_column not in self.sequence_columns:

@@ -40,6 +40,7 @@ from .splits import canonical_split
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
 NO_SPLIT = "names no split"
+MASKS = "--mask_file"  # what the column of its masks is called
 MAX_LISTED = 20
 MIN_LISTED = 3  # of each kind
 
@@ -89,10 +90,15 @@ class RowSchema:
         return [name for name in dict.fromkeys(names) if name and name not in self.args.sequence_columns]
 
     @property
+    def mask_column(self) -> str | None:
+        """Column of masks of residues, or None."""
+        return MASKS if self.args.mask_file else self.args.mask_column
+
+    @property
     def needed(self) -> list[str]:
         """Every column that must be read."""
         args = self.args
-        labels = [*args.label_column, args.censor_column, args.mask_column] if self.needs_labels else []
+        labels = [*args.label_column, args.censor_column, self.mask_column] if self.needs_labels else []
         filtered = [name for one in args.read_filters().values() for name in one.columns]
         names = (*args.sequence_columns, *labels, *self.text_columns, *filtered)
         return [name for name in dict.fromkeys(names) if name and name != SOURCE_ROW]
@@ -115,7 +121,7 @@ class RowSchema:
         chains = {name: table[name] for name in args.sequence_columns}
         columns, errors, changes = clean_chains(chains, args, rows)
         if self.needs_labels:
-            read = LabelTable(table, rows, columns[args.sequence_columns[0]], args.mask_column, args.censor_column)
+            read = LabelTable(table, rows, columns[args.sequence_columns[0]], self.mask_column, args.censor_column)
             labels, refused = self.kind.read(read)
             columns |= labels
             errors += refused

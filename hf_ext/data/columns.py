@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import DataError
-from ..labels import UNKNOWN
+from ..labels import UNKNOWN, as_bit
 
 FloatArray = NDArray[np.float64]
 Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
 TEACHER = "teacher"  # column, and part of a batch: logits of another model, see `AffinityModel.forward`
+SET = "set"  # columns of biotrainer and FLIP, in any case: what a row is for,
+VALIDATION = "validation"  # and whether a training row validates
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 
@@ -96,6 +98,14 @@ def name_classes(column: Any, feature: Any) -> Any:
     if label is feature:
         return pa.array(map(called.get, cells), pa.string()).dictionary_encode()
     return pa.array([cell and [*map(called.get, cell)] for cell in cells], pa.list_(pa.string()))
+
+
+def hold_out(cells: Iterable[object], flags: Iterable[object]) -> list[object]:
+    """Returns the cells of a column `set`, validation in place of train where that of `validation` is true."""
+    return [
+        VALIDATION if as_bit(flag) == 1 and str(cell).strip().lower() == "train" else cell
+        for cell, flag in zip(cells, flags)
+    ]
 
 
 def show_name(name: str) -> str:

@@ -21,7 +21,7 @@ from datasets import Features
 from ..errors import DataError
 from ..files import parse_json
 from ..labels import as_array, shorten
-from .columns import check_columns, name_classes
+from .columns import SET, VALIDATION, check_columns, hold_out, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
@@ -60,7 +60,7 @@ def iter_tables(path: Path, columns: Collection[str] | None = None) -> Iterator[
     """Yields (rows, table) of 1,000 rows at most until the file ends, in constant memory but for a JSON list.
 
     CSV, TSV and FASTA give text; JSON and Parquet their own numbers and truth values, and text for all else. `rows` is
-    the line where each record starts (the header of a CSV is line 1); for Parquet and a JSON list it counts from 1.
+    the line where each record starts (a CSV's header is line 1), of Parquet and JSON lists a count; `set`: `hold_out`.
 
     Args:
         path: a file whose `file_format` is known.
@@ -81,6 +81,9 @@ def iter_tables(path: Path, columns: Collection[str] | None = None) -> Iterator[
         tables = _to_columns(_read_json(path))
     for rows, read in tables:
         asked = read if columns is None else {name: read[name] for name in read if name in columns}
+        named = {name.lower(): name for name in read}
+        if columns is not None and named.get(SET) in asked and VALIDATION in named:
+            asked = {**asked, named[SET]: hold_out(read[named[SET]], read[named[VALIDATION]])}
         yield rows, pa.table({name: as_array(cells) for name, cells in asked.items()})
 
 

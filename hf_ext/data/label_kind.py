@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DataError
 from ..labels import (
     NUM_SEEN,
     STREAM_TASK,
@@ -21,7 +22,9 @@ from ..labels import (
     write_name,
 )
 from .arguments import DataArguments
+from .cleaning import MASKS
 from .columns import Report, check_columns, read_table
+from .formats import iter_tables
 from .reading import SOURCE_ROW, Part
 
 
@@ -67,6 +70,19 @@ def find_kind(args: DataArguments, parts: Sequence[Part], report: Report, given:
     kind.check(args)
     report["labels"] = kind.state() | read_as
     return kind
+
+
+def add_masks(part: Part, path: str, id_column: str) -> Part:
+    """Adds the column of masks of residues that a FASTA has for rows, by name; DataError where it lacks some."""
+    masks: dict[str, str] = {}
+    for _, table in iter_tables(Path(path).expanduser(), ["id", "sequence"]):
+        masks |= zip(table["id"].to_pylist(), table["sequence"].to_pylist())
+    found = [masks.get(str(name)) for name in part.data[id_column]]
+    lacking = [str(row) for row, mask in zip(part.data[SOURCE_ROW], found) if not mask]
+    if lacking:
+        rows = f"rows {', '.join(lacking[:20])} ({len(lacking):,} in all)"
+        raise DataError(f"{part.path}: {MASKS} {path} has no mask of {rows}. Add them, named as in {id_column!r}.")
+    return replace(part, data=part.data.add_column(MASKS, found))
 
 
 def _read(args: DataArguments, parts: Sequence[Part]) -> dict[str, pa.ChunkedArray]:

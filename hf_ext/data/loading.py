@@ -17,9 +17,9 @@ from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number, as_text
 from .arguments import KEPT, DataArguments
 from .batches.number_columns import NumberColumns
-from .cleaning import REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
-from .columns import Report, as_dataset, check_columns, read_table
-from .label_kind import find_kind
+from .cleaning import MASKS, REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
+from .columns import SET, VALIDATION, Report, as_dataset, check_columns, read_table
+from .label_kind import add_masks, find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
@@ -185,11 +185,13 @@ def _open(
         raise ArgumentError("dataset_name is missing: name a Hub dataset, a file or a folder.")
     parts = read_parts(
         args.dataset_name,
-        None if reads_all else schema.needed,
+        None if reads_all else [name for name in schema.needed if name != MASKS],
         config_name=args.dataset_config_name,
         revision=args.dataset_revision,
         streaming=args.streaming,
     )
+    if args.mask_file and not args.streaming:
+        parts = [add_masks(part, args.mask_file, str(args.id_column)) for part in parts]
     return _filter(schema, parts, report), report
 
 
@@ -222,12 +224,14 @@ def _keep(data: Dataset, answers: Sequence[bool | None], told: str, report: Repo
 
 
 def _describe_unread(schema: RowSchema) -> list[str]:
-    """Says what to do with a column `validation` of a local file without a chosen split, as FLIP and biotrainer have
+    """Says what became of a column `validation` of a local file without a chosen split, as FLIP and biotrainer have
     it beside `set`: a sentence, or none."""
     args = schema.args
     first = [] if args.split else local_files(args.dataset_name)[:1]
     columns = [name for path in first for name in peek_columns(str(path)).get(path, ())]
-    unread = [name for name in columns if name.lower() == "validation" and name not in schema.needed]
+    unread = [name for name in columns if name.lower() == VALIDATION and name not in schema.needed]
+    if str(args.split_column).lower() == SET and unread and first[0].suffix != ".parquet":
+        return [f"training rows in which column {unread[0]!r} is true validate"]
     where = repr(args.split_column) if args.split_column else "that column"
     return [
         f"column {name!r} is not read: --split_column names one column, with train, validation or test in each row. "

@@ -33,6 +33,7 @@ TAKEN_OVER = {
     "missing_chains": "give --may_lack_light true where rows may lack the light chain",
     "task": "its --label_column is an affinity, a number",
     "mask_column": "its --label_column is an affinity, a number",
+    "mask_file": "its --label_column is an affinity, a number",
     **dict.fromkeys(("numeric_columns", "category_columns"), "it reads sequences and an affinity"),
 }
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         NUMBER,
         UNKNOWN,
         Checked,
+        as_bit,
         check_number,
         drop_zeros,
         is_missing,

@@ -19,6 +19,7 @@ from .cells import (
     count_names,
     drop_zeros,
     is_missing,
+    is_number,
     join_decimals,
     order_names,
     read_list,
@@ -92,9 +93,10 @@ class NamedKind(LabelKind):
         Raises:
             DataError: cells say `NA` or the like, and nothing says whether this is a class.
         """
+        markers = [*args.marker_classes]
         if not self.per_residue:  # where a cell is a name
-            self._check_markers(cells, nums, args, notes)
-        counts = count_names(replace(self, names=tuple(args.marker_classes)).names_of, cells, nums)
+            markers += self._find_markers(cells, nums, args, notes)
+        counts = count_names(replace(self, names=tuple(markers)).names_of, cells, nums)
         counts = self._split_counts(counts, cells, nums)
         join_decimals(counts)
         return counts
@@ -102,20 +104,30 @@ class NamedKind(LabelKind):
     def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
         return counts
 
-    def _check_markers(self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]) -> None:
-        """Raises DataError, or notes where bad rows are dropped, that names such as `NA` read as no value."""
+    def _find_markers(
+        self, cells: Sequence[Any], nums: Sequence[int], args: ReadArguments, notes: list[str]
+    ) -> list[str]:
+        """Returns names such as `NA` that are classes here: beside names, where `--task` says that all cells are.
+
+        Raises:
+            DataError: these read as no value, and no argument says that bad rows are dropped.
+        """
         found: Counter[str] = Counter()
         for cell, num in zip(cells, nums):
             if isinstance(cell, str) and cell.strip() and is_missing(cell) and cell.strip() not in args.marker_classes:
                 found[cell.strip()] += num
-        if found:
-            told = (
-                f"column {self.columns[0]!r}: {found.total():,} cells say {' or '.join(map(repr, sorted(found)))}, "
-                f"which reads as no value. If these are classes, give --marker_classes {' '.join(sorted(found))}"
-            )
-            if args.bad_rows == "error":
-                raise DataError(f"{told}; if not, leave these rows out: --bad_rows drop.")
-            notes.append(f"{told}.")
+        if not found:
+            return []
+        said = f"column {self.columns[0]!r}: {found.total():,} cells say {' or '.join(map(repr, sorted(found)))}"
+        others = [cell for cell in cells if not is_missing(cell)]
+        if args.task == Classes.task and args.bad_rows == "error" and not all(map(is_number, others)):
+            notes.append(f"{said}: classes, since --task says so; --bad_rows drop leaves these rows out.")
+            return [*found]
+        told = f"{said}, which reads as no value. If these are classes, give --marker_classes {' '.join(sorted(found))}"
+        if args.bad_rows == "error":
+            raise DataError(f"{told}; if not, leave these rows out: --bad_rows drop.")
+        notes.append(f"{told}.")
+        return []
 
     def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
         """Raises DataError where distinct `values` cannot be what these names stand for."""

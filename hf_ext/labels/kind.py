@@ -27,6 +27,8 @@ class ReadArguments(Protocol):
 
     sequence_columns: list[str]
     mask_column: str | None
+    mask_file: str | None
+    task: Any
     censor_column: str | None
     marker_classes: list[str]
     bad_rows: Literal["error", "drop"]
@@ -165,8 +167,9 @@ class LabelKind(KindOutputs):
             raise ArgumentError(f"--censor_column {name} is for one column of numbers; leave it out.")
 
     def _check_columns(self, args: ReadArguments, told: str) -> None:
-        if name := args.mask_column:
-            raise ArgumentError(f"--mask_column {name} says which residues have a label; {told} has one per row.")
+        for flag in ("mask_column", "mask_file"):
+            if name := getattr(args, flag):
+                raise ArgumentError(f"--{flag} {name} says which residues have a label; {told} has one per row.")
 
     def check_options(self, loss: str, binder_threshold: float | None, pooling: Sequence[str]) -> None:
         """Raises ArgumentError where an option of the model is for another kind."""

@@ -22,7 +22,7 @@ from ..labels import LabelKind
 from ..models import find_base_layers, recompute
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
 from .probe import BLOCK_BYTES, Ledger, Timeline, record_pass
-from .stored import gradient_bytes, optimizer_bytes, weight_bytes
+from .stored import CODE_BYTES, HALF_BYTES, gradient_bytes, optimizer_bytes, weight_bytes
 
 # A prime, so that no width is a multiple of it, and large, so that rounding does not count. Nothing is that large.
 MANY_ROWS = 1009
@@ -46,7 +46,8 @@ class TrainConfig:
         recomputes: what is computed again in the backward pass, also where the model does not say so itself: True by
             the model's own switch, else `parts` of `models.recompute`.
         half: under autocast to bf16 or fp16.
-        has_half_base: frozen linear layers beside adapters are stored in half precision.
+        has_half_base: frozen linear layers beside adapters are stored in half precision, or, with `has_coded_base`, in
+            4 bits, from which half precision is made for each product.
         optimizer: a value of Trainer's `--optim`.
         is_muon: Muon steps the matrices of encoder layers.
         on_host: the optimizer's states lie in host memory.
@@ -58,6 +59,7 @@ class TrainConfig:
     recomputes: bool | str = False
     half: bool = False
     has_half_base: bool = False
+    has_coded_base: bool = False
     optimizer: str = "adamw_torch_fused"
     is_muon: bool = False
     on_host: bool = False
@@ -175,7 +177,8 @@ class MemoryModel:
     def stored(self, config: TrainConfig) -> tuple[int, int, int]:
         """Counts bytes of weights, of the optimizer's states, and of what a step of it makes besides."""
         states = optimizer_bytes(self.model, config.optimizer, config.is_muon)
-        return weight_bytes(self.model, self.base_layers if config.has_half_base else ()), *states
+        num_bytes = CODE_BYTES if config.has_coded_base else HALF_BYTES
+        return weight_bytes(self.model, self.base_layers if config.has_half_base else (), num_bytes), *states
 
     def forecast(self, config: TrainConfig) -> Forecast:
         """Predicts the fullest moment of a step; see `timeline` for errors and cost."""

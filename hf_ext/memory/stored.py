@@ -10,6 +10,8 @@ from ..models import block_matrices
 
 WEIGHT_BYTES = 4
 HALF_BYTES = 2
+# nf4 codes, and for each 64 a scale of 8 bits, of which each 256 have one of 32 bits (bitsandbytes/functional.py).
+CODE_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 # bitsandbytes keeps tensors below this size in 32 bits, and a float32 scale per 256 numbers of the others
 # (bitsandbytes/optim/optimizer.py, init_state); torchao likewise (torchao/optim/adam.py).
 SMALL_TENSOR = 4096
@@ -23,10 +25,10 @@ COPY_LARGEST = ("adamw_torch_8bit", "adamw_torch_4bit", "adafactor")
 COPY_NONE = ("fused", "sgd", "lion", "ademamix", "bnb", "paged", "adamw_8bit")
 
 
-def weight_bytes(model: nn.Module, half_layers: Sequence[nn.Linear] = ()) -> int:
-    """Counts bytes of weights and buffers, each once, those of `half_layers` in half precision."""
+def weight_bytes(model: nn.Module, narrow: Sequence[nn.Linear] = (), narrow_bytes: float = HALF_BYTES) -> int:
+    """Counts bytes of weights and buffers, each once, those of layers in `narrow` with `narrow_bytes` a weight."""
     total = sum(tensor.nbytes for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
-    return total - sum(layer.weight.nbytes - layer.weight.numel() * HALF_BYTES for layer in half_layers)
+    return total - round(sum(layer.weight.nbytes - layer.weight.numel() * narrow_bytes for layer in narrow))
 
 
 def gradient_bytes(model: nn.Module) -> int:

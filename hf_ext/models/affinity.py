@@ -100,6 +100,8 @@ class AffinityModel(TowerModel):
             if training == "lora" and not model.config.save_full:
                 model._load_base_weights(int(name), encoder)
             set_trainable(encoder, training)  # weights that the file lacks came back trainable
+        if model.config.base_bits:
+            model.quantize_bases()
         return (model, facts) if wants_facts else model
 
     @property
@@ -180,7 +182,7 @@ class AffinityModel(TowerModel):
             counted = labels.ne(UNKNOWN) if self.skips_unknown and teacher is None else torch.ones_like(labels)
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
-        logits = self._loss.to_logits(output)
+        logits = self.to_logits(output)
         if self.ensemble is not None:
             logits = self.ensemble(self.head.standardize(features, filled))
         if ends is not None:
@@ -189,11 +191,15 @@ class AffinityModel(TowerModel):
             logits = padded
         return AffinityOutput(loss=loss, logits=logits)
 
+    def to_logits(self, output: Tensor) -> Tensor:
+        """Maps what the head puts out to `forward`'s logits, where no ensemble predicts."""
+        return self._loss.to_logits(output)
+
     def _mark(self, absent: dict[str, Tensor], features: Tensor) -> Tensor:
         """Marks features, (n, sum of widths), of inputs that their rows lack: of that shape, bool."""
         if unknown := sorted(absent.keys() - self.embedding_sizes.keys()):
             raise ArgumentError(f"missing names {unknown}; this model reads {[*self.embedding_sizes]}.")
-        present = features.new_zeros(len(features), dtype=torch.bool)
+        present = features.new_zeros(features.shape[0], dtype=torch.bool)  # len() is a constant in exports
         blocks = [absent.get(name, present)[:, None].expand(-1, w) for name, w in self.input_sizes.items()]
         return torch.cat(blocks, dim=1)
 

@@ -79,6 +79,7 @@ class AffinityConfig(PretrainedConfig):
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
             made from the same embeddings as training.
         encoder_bits: 8 or 4 where frozen encoders' linear layers are stored so, see `load_encoder`.
+        base_bits: 4 where linear layers beside adapters are stored so (`--load_in_4bit` with LoRA).
         is_scaled: whether label and embedding scales have been measured.
         save_full: save frozen encoders' weights too, instead of their id, revision and fingerprint.
 
@@ -110,6 +111,7 @@ class AffinityConfig(PretrainedConfig):
     encoder_dtype: str = "float32"
     encoder_autocast: None | str = None  # noqa: RUF036
     encoder_bits: None | int = None  # noqa: RUF036
+    base_bits: None | int = None  # noqa: RUF036
     is_scaled: bool = False
     save_full: bool = False
 

@@ -208,7 +208,7 @@ class HeadEnsemble(nn.Module):
         num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
-            total = self.intercept.expand(len(features), -1)
+            total = self.intercept.expand(features.shape[0], -1)
             for view, weight, stack in zip(self.views, self.shares, self.networks):
                 outputs = LINKS[self.link](stack(views[view]))
                 total = total + weight * outputs.mean(0)

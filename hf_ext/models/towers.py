@@ -16,7 +16,7 @@ from .configuration import AffinityConfig, EncoderSpec, TowerSpec
 from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
 from .head import POOLINGS, Pooling
 from .kernels.process_settings import replaced
-from .lora import is_rounded, merge_layers
+from .lora import is_rounded, merge_layers, quantize
 
 Encode = Callable[[Sequence[str]], Tensor]
 
@@ -168,12 +168,20 @@ class TowerModel(PreTrainedModel):
             return states[batch["residue_mask"]].float()
         return self.pooling_of(name)(states, batch)
 
+    def quantize_bases(self) -> int:
+        """Stores what is beside adapters in 4 bits, see `models.lora.quantize`; returns the bytes that this saves."""
+        self.config.base_bits = 4
+        specs = self.config.encoder_specs
+        saved = sum(quantize(one) for name, one in self.encoders.items() if specs[int(name)].training == "lora")
+        self._list_references()
+        return saved
+
     def merge_adapters(self) -> int:
         """Adds LoRA adapters into the weights beside them, in place; returns how many.
 
         The towers are ordinary ones afterwards that train in full, so that their weights are saved with the model and
         are never taken for those of the encoder they came from. Predictions are the same up to rounding. A base in half
-        precision is read again first.
+        precision is read again first; one in 4 bits is merged as its codes are, which the adapters were trained beside.
 
         Raises:
             ArgumentError: no tower has adapters.
@@ -184,11 +192,12 @@ class TowerModel(PreTrainedModel):
         num_layers = 0
         for index in adapted:
             encoder: Any = self.encoders[str(index)]
-            if is_rounded(encoder):  # never add to what was rounded
+            if is_rounded(encoder) and not self.config.base_bits:  # never add to what was rounded
                 encoder = self._in_float32(index)
             num_layers += merge_layers(encoder)
             set_trainable(encoder, "full")
             self.config.encoders[index] = {**self.config.encoders[index], "training": "full", "lora": {}}
+        self.config.base_bits = None
         self._describe_encoders()
         return num_layers
 

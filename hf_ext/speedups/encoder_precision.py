@@ -31,8 +31,9 @@ from .precision import best_precision, no_half
 PROBE_SEQUENCES = 32
 MAX_NOISE = 0.05  # of the spread between sequences
 ADAPTERS = (
-    "--load_in_8bit and --load_in_4bit are for frozen encoders. For adapters beside such weights, load the model with "
-    "transformers' BitsAndBytesConfig, adapt it with peft.get_peft_model, and pass it to FastTrainer"
+    "--load_in_8bit is for frozen encoders, --load_in_4bit for these and, with --use_peft, for the towers of hf-ext "
+    "train. For adapters in other models, load them with transformers' BitsAndBytesConfig, adapt them with "
+    "peft.get_peft_model, and pass them to FastTrainer"
 )
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -74,7 +75,8 @@ class EncoderPrecision(Speedup):
         if not is_wanted and bits is None:
             return off()
         if not context.model.frozen_inputs:
-            return refused(ADAPTERS) if bits else skipped("no frozen encoder")
+            is_for_adapters = bits == 4 and context.args.use_peft and "AffinityModel" in context.model.classes
+            return refused(ADAPTERS) if bits and not is_for_adapters else skipped("no frozen encoder")
         best = best_precision(context.hardware)
         if bits is not None:
             says_no = best != "fp32" and context.user_set(best) and not getattr(context.args, best)  # --bf16 false

@@ -14,6 +14,7 @@ from ..checkpoints import keep_source_digests
 from ..errors import PlanRefused
 from ..memory import MemoryModel, TrainConfig, optimizer_bytes, trained
 from ..models import FAMILIES, LoraSettings, find_base_layers, has_adapters, narrow, wrap_with_lora
+from ..processes import fsdp_version
 from .base import Context, Decision, Run, Speedup, applied, are_weights_split, refused, skipped
 from .precision import Precision
 
@@ -87,6 +88,60 @@ class Lora(Speedup):
         evidence = {"rank": ranks[0] if len(ranks) == 1 else ranks, "adapted_layers": len(layers)}
         adamw_bytes = optimizer_bytes(run.model, "adamw_torch_fused")[0]
         return replace(decision, reason=reason).with_evidence(**evidence, adamw_bytes=adamw_bytes)
+
+
+class CodedBase(Speedup):
+    """QLoRA: frozen weights beside adapters in 4 bits, 0.52 bytes each instead of 4.
+
+    Class L: adapters learn beside rounded weights; it happens only with `--use_peft --load_in_4bit`. Effect: linear
+    layers of towers that train with LoRA are stored as nf4 codes with scales in 8 bits, and multiplied in the precision
+    of training; adapters, heads, norms, embeddings and biases stay in float32. A step takes longer. A checkpoint holds
+    the adapters; the encoder is named by its id and hash, and predictions are made beside the same codes.
+    Evidence: bytes saved. Cost: the codes are made on the CPU, from float32 weights that it holds once.
+    Hardware: what bitsandbytes computes on, CUDA, ROCm and CPUs. It did not run on a card.
+    Source: Dettmers et al., arXiv:2305.14314.
+    Conflicts: FSDP and DeepSpeed split weights, for which there are no codes; DoRA needs the weights' norms;
+    `--save_full` saves them in float32.
+    """
+
+    NAME = "lora_4bit"
+    KIND = "L"
+    compared = ()
+    costs = {"has_half_base": True, "has_coded_base": True}
+
+    def decide(self, context: Context) -> Decision:
+        """Applies with `--use_peft --load_in_4bit` to towers that have adapters."""
+        args = context.args
+        flags = "--use_peft --load_in_4bit"
+        if not (args.use_peft and args.load_in_4bit and context.model.trains_encoders):
+            return context.unasked(self.NAME, f"give {flags}: it changes what is learned")
+        if self.left_out(context):
+            return refused(f"{flags} and --without {self.NAME} contradict each other: keep one")
+        if context.hardware.kind == "mps":
+            return refused(f"{flags}: bitsandbytes trains no 4-bit weights on MPS: leave out --load_in_4bit")
+        if lora_settings(args).kwargs.get("use_dora"):
+            return refused(
+                f"{flags}: DoRA takes the norms of weights, for which there are codes: leave out one of both"
+            )
+        if args.find_batch_size:
+            return refused(f"{flags}: what products of codes take is not counted: leave out --find_batch_size")
+        if are_weights_split(args) or fsdp_version(args) is not None:
+            return refused(f"{flags}: FSDP and ZeRO split weights, for which there are no codes: use DDP")
+        return applied("linear layers beside adapters in 4 bits (nf4)")
+
+    def apply(self, decision: Decision, run: Run) -> Decision:
+        """Stores the base of each tower with adapters in 4 bits.
+
+        Raises:
+            MissingDependencyError: bitsandbytes does not work here.
+        """
+        if run.model.config.save_full:
+            return refused(
+                "--load_in_4bit and --save_full, which saves the weights in float32: leave out one of the two"
+            )
+        saved = run.model.quantize_bases()
+        reason = f"{decision.reason}: {saved / 2**20:.1f} MiB less of weights"
+        return replace(decision, reason=reason).with_evidence(bytes_saved=saved)
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

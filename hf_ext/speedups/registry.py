@@ -11,7 +11,7 @@ from .batch_size import BatchSize, FindBatchSize, LrScaling, TokenBudget
 from .compile import ActivationCheckpointing, Compile
 from .encoder_precision import EncoderPrecision
 from .fused_layers import FusedGelu, FusedQkv, MaskedLMHead
-from .lora import HalfBase, Lora
+from .lora import CodedBase, HalfBase, Lora
 from .optimizers import CpuOffload, Muon
 from .packing import Packing
 from .precision import CpuMatmul, CpuMemory, CpuThreads, Precision, Tf32
@@ -25,7 +25,8 @@ REGISTRY: tuple[Speedup, ...] = (
     CpuThreads(),
     CpuMemory(),
     Lora(),  # before anything that replaces a forward function: the layers stand where they will stay
-    HalfBase(),  # before parity is proven, on the weights as they will be
+    CodedBase(),  # before parity is proven, on the weights as they will be
+    HalfBase(),  # what the codes left
     FusedGelu(),
     FusedQkv(),
     EncoderPrecision(),  # before the cache, whose key holds the precision
