@@ -29,10 +29,14 @@ class AffinityOutput(ModelOutput):
     - regression: (n,), label units; of k values (n, k).
     - classification, multilabel: (n, classes), divided by `config.temperature`; probabilities by softmax or sigmoid.
     - of residues: (n, longest, classes), or (n, longest) in label units; -100 (`UNKNOWN`) behind a row's end.
+
+    `std`: (n,), label units, how far a measured value is expected from `logits`; of mixed heads of numbers. Trainer
+    leaves it out, unless `ignore_keys=[]`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    std: Tensor | None = None
 
 
 class AffinityModel(TowerModel):
@@ -170,13 +174,16 @@ class AffinityModel(TowerModel):
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
         logits = self._loss.to_logits(output)
+        std = None
         if self.ensemble is not None:
-            logits = self.ensemble(self.head.standardize(features, filled))
+            logits, apart = self.ensemble.mix(self.head.standardize(features, filled))
+            if spread := self.config.prediction_spread:
+                std = (spread["noise"] + spread["slope"] * apart).sqrt()
         if ends is not None:
             padded = logits.new_full((*ends.shape, *logits.shape[1:]), UNKNOWN)
             padded[~ends] = logits
             logits = padded
-        return AffinityOutput(loss=loss, logits=logits)
+        return AffinityOutput(loss=loss, logits=logits, std=std)
 
     def _mark(self, absent: dict[str, Tensor], features: Tensor) -> Tensor:
         """Marks features, (n, sum of widths), of inputs that their rows lack: of that shape, bool."""
@@ -189,10 +196,11 @@ class AffinityModel(TowerModel):
     def set_ensemble(self, ensemble: HeadEnsemble | None) -> None:
         """Sets the ensemble that predicts from here on, from the standardised embeddings; None: the head's own.
 
-        The loss stays that of the head. Intervals of the predictions before are dropped.
+        The loss stays that of the head. Intervals and the spread of the predictions before are dropped.
         """
         self.config.ensemble = None if ensemble is None else ensemble.shapes()
         self.config.prediction_intervals = None
+        self.config.prediction_spread = None
         self.ensemble = None if ensemble is None else ensemble.to(self.device).eval()
 
     @torch.no_grad()
