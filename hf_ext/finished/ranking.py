@@ -45,7 +45,7 @@ def check_ranking(own: PredictArguments, explicit: Collection[str], config: Affi
     kind: LabelKind = config.kind
     if is_stream:
         raise ArgumentError("--rank looks at all rows, and --streaming reads them one after another: leave one out.")
-    if not kind.is_one_number:
+    if kind.why_no_intervals:
         raise ArgumentError(f"--rank is for models of one number per row, and this one predicts {kind.describe()}.")
     if own.by != GREEDY:
         require_spread(config.prediction_spread, f"--rank --by {own.by}")

@@ -38,9 +38,9 @@ def test_ucb_without_weight_is_greedy_and_with_some_it_is_not():
 def test_thompson_draws_from_each_rows_own_distribution_the_same_by_seed():
     own = PredictArguments(model="m", rank=1, by="thompson", seed=3)
     assert acquire(own, MEANS, STDS).tolist() == acquire(own, MEANS, STDS).tolist()
-    drawn = np.array([acquire(replace(own, seed=seed), MEANS, STDS) for seed in range(2000)])
-    np.testing.assert_allclose(drawn.mean(0), MEANS, atol=0.2)
-    np.testing.assert_allclose(drawn.std(0), STDS, rtol=0.1)
+    drawn = np.array([acquire(replace(own, seed=seed), MEANS, STDS) for seed in range(600)])
+    np.testing.assert_allclose(drawn.mean(0), MEANS, atol=0.4)
+    np.testing.assert_allclose(drawn.std(0), STDS, rtol=0.15)
 
 
 def test_a_diverse_batch_takes_the_best_and_then_rows_unlike_those_taken():
