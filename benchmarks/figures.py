@@ -159,14 +159,15 @@ def replayed() -> str:
                 continue
             num_hits = sum(run["num_hits"] for run in several)
             shares = [sum(each) / num_hits for each in zip(*(run["hits"] for run in several))]
-            step = (width - 110) / (len(shares) - 1)
+            step = (width - 140) / (len(shares) - 1)
             points = [f"{left + i * step:.0f},{bottom - share * height:.0f}" for i, share in enumerate(shares)]
             lines.append(f'<polyline points="{" ".join(points)}" stroke="{colour}" stroke-width="3" fill="none"/>')
-            ends.append((bottom - shares[-1] * height, strategy, colour, left + width - 104))
+            ends.append((bottom - shares[-1] * height, f"{shares[-1]:.2f}", strategy, colour, left + width - 134))
         lowest = bottom + 14.0
-        for y, strategy, colour, x in sorted(ends, reverse=True):  # labels that would touch move up
+        for y, number, strategy, colour, x in sorted(ends, reverse=True):  # labels that would touch move up
             lowest = min(y + 4, lowest - 14)
             lines.append(f'<text x="{x}" y="{lowest:.0f}" style="fill:{colour}">{strategy}</text>')
+            lines.append(f'<text x="{x + 66}" y="{lowest:.0f}" style="fill:{colour}">{number}</text>')
     lines += [f'<text x="34" y="{bottom - s * height + 4:.0f}" text-anchor="end">{s:.0%}</text>' for s in (0, 0.5, 1)]
     title = "Share of the hits found, from a random start on, after each round of measurements"
     return "\n".join([*_open_svg(title, bottom + 20), *lines, "</svg>", ""])

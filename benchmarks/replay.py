@@ -27,7 +27,7 @@ from datasets import Dataset
 from hf_ext import FastTrainer, FastTrainingArguments
 from hf_ext.data import DataArguments
 from hf_ext.evaluation import unpack_std
-from hf_ext.finished.ranking import acquire, choose_batch
+from hf_ext.finished import acquire, choose_batch
 from hf_ext.heads import fit_ensemble, score_spread
 from hf_ext.property import TASK, AffinityArguments, PredictArguments, build_collator
 from hf_ext.property.building import build_model

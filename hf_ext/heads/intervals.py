@@ -67,7 +67,9 @@ def fit_intervals(
     return stored
 
 
-def _fit(trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any, stds: Any) -> dict[str, Any]:
+def _fit(
+    trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any, stds: FloatArray | None
+) -> dict[str, Any]:
     if reason := trainer.model.config.kind.why_no_intervals:
         return {"reason": reason}
     if trainer.model.config.loss == "ranking":
@@ -174,7 +176,7 @@ def conformal_half_widths(
     return np.append(errors[order], np.inf)[place]
 
 
-def half_width(stored: Mapping[str, Any] | None, level: float, stds: Any = 1.0) -> Any:
+def half_width(stored: Mapping[str, Any] | None, level: float, stds: FloatArray | float = 1.0) -> Any:
     """Returns half the width of an interval around a prediction, label units: of all rows, or if
     `stored["times_std"]` in proportion to `stds`, of each.
 

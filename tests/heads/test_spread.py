@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from inside import scales_help
 
 from hf_ext.evaluation import ResamplingGroups
-from hf_ext.heads import fit_spread, half_width, mix_predictions, score_spread
+from hf_ext.heads import fit_spread, half_width, mix_predictions, scales_help, score_spread
 from hf_ext.models import FEATURES, HeadEnsemble
 
 

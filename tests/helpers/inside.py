@@ -10,7 +10,6 @@ from hf_ext.doctor.command import DoctorArguments
 from hf_ext.doctor.findings import find_problems
 from hf_ext.doctor.page import format_page
 from hf_ext.evaluation.metrics.regression import Regression
-from hf_ext.finished.ranking import acquire, choose_batch
 from hf_ext.generation.arguments import GeneratorArguments
 from hf_ext.generation.building import Inputs
 from hf_ext.generation.building import build_model as build_generator
@@ -19,7 +18,7 @@ from hf_ext.generation.preparing import load_pairs, resolve_columns
 from hf_ext.generation.rows import AntibodyRows, Sampling
 from hf_ext.generation.sampling import load_generator, sample_pairs
 from hf_ext.generation.stages import check_gates, have_passed, resolve_stage
-from hf_ext.heads.intervals import conformal_half_widths, scales_help
+from hf_ext.heads.intervals import conformal_half_widths
 from hf_ext.masked_lm.arguments import MaskedLMArguments
 from hf_ext.masked_lm.steps import build_collator as build_masked_lm_collator
 from hf_ext.masked_lm.steps import build_model as build_masked_lm

@@ -7,10 +7,10 @@ import commands
 import numpy as np
 import pytest
 import torch
-from inside import acquire, choose_batch
 from labelled_rows import make_labelled
 
 from hf_ext.errors import ArgumentError
+from hf_ext.finished import acquire, choose_batch
 from hf_ext.models import FEATURES, HeadEnsemble
 from hf_ext.property import PredictArguments
 
