@@ -139,6 +139,40 @@ def interval_chart(title: str, groups: list[tuple[str, dict[str, Any]]]) -> str:
     return "\n".join([*_open_svg(title, y), *lines, "</svg>", ""])
 
 
+STRATEGIES = {"random": "#8b949e", "greedy": "#4c78c8", "ucb": "#2a9d6f", "thompson": "#c2571a"}
+
+
+def replayed() -> str:
+    """Share of the hits that are found after each round, a panel per set and a line per strategy, means over draws."""
+    runs = json.loads((RESULTS / "replay.json").read_text())["runs"]
+    names = [*dict.fromkeys(run["data"] for run in runs)]
+    width, bottom, height = (WIDTH - 60) // len(names), 230, 160
+    lines = []
+    for panel, name in enumerate(names):
+        left = 40 + panel * width
+        lines.append(f'<path d="M{left} {bottom - height}V{bottom}H{left + width - 30}" stroke="#8b949e" fill="none"/>')
+        lines.append(f'<text class="title" x="{left + 8}" y="{TOP + 14}">{escape(name)}</text>')
+        ends = []
+        for strategy, colour in STRATEGIES.items():
+            several = [run for run in runs if (run["data"], run["strategy"]) == (name, strategy)]
+            if not several:
+                continue
+            num_hits = sum(run["num_hits"] for run in several)
+            shares = [sum(each) / num_hits for each in zip(*(run["hits"] for run in several))]
+            step = (width - 140) / (len(shares) - 1)
+            points = [f"{left + i * step:.0f},{bottom - share * height:.0f}" for i, share in enumerate(shares)]
+            lines.append(f'<polyline points="{" ".join(points)}" stroke="{colour}" stroke-width="3" fill="none"/>')
+            ends.append((bottom - shares[-1] * height, f"{shares[-1]:.2f}", strategy, colour, left + width - 134))
+        lowest = bottom + 14.0
+        for y, number, strategy, colour, x in sorted(ends, reverse=True):  # labels that would touch move up
+            lowest = min(y + 4, lowest - 14)
+            lines.append(f'<text x="{x}" y="{lowest:.0f}" style="fill:{colour}">{strategy}</text>')
+            lines.append(f'<text x="{x + 66}" y="{lowest:.0f}" style="fill:{colour}">{number}</text>')
+    lines += [f'<text x="34" y="{bottom - s * height + 4:.0f}" text-anchor="end">{s:.0%}</text>' for s in (0, 0.5, 1)]
+    title = "Share of the hits found, from a random start on, after each round of measurements"
+    return "\n".join([*_open_svg(title, bottom + 20), *lines, "</svg>", ""])
+
+
 def _open_svg(title: str, height: int) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
@@ -152,4 +186,5 @@ FIGURES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "memory_switches.svg": memory_switches,
     ROOT / "docs" / "memory_recomputed.svg": recomputed,
     ROOT / "docs" / "verdict.svg": verdicts,
+    ROOT / "docs" / "replay.svg": replayed,
 }

@@ -88,6 +88,23 @@ def secondary_structure() -> str:
     return table(rows, ["encoder", "training proteins", "accuracy", "MCC", "log loss", "CPU time"])
 
 
+def replay() -> str:
+    """Hits after each round of measurements, by how the next batch is chosen, and how good its spread was."""
+    sets: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in read("replay")["runs"]:
+        sets.setdefault((run["data"], run["strategy"]), []).append(run)
+    rows = []
+    for (name, strategy), runs in sets.items():
+        counts = [mean_and_spread([run["hits"][i] for run in runs], 1) for i in range(len(runs[0]["hits"]))]
+        spreads = [spread for run in runs for spread in run["spreads"]]
+        off = f"{mean(one['calibration_error'] for one in spreads):.2f}" if spreads else "-"
+        known = [one["spearman"] for one in spreads if one["spearman"] is not None]
+        cells = [off, f"{mean(known):.2f}" if known else "-"]
+        rows.append([f"{name}, {runs[0]['num_hits']} hits", strategy, len(runs), *counts, *cells])
+    rounds = [f"round {i}" for i in range(1, len(rows[0]) - 5)]
+    return table(rows, ["set", "next batch", "draws", "start", *rounds, "calibration error", "Spearman with errors"])
+
+
 def _default_table(metrics: dict[str, tuple[str, Callable[..., Any]]]) -> str:
     sets: dict[str, list[dict[str, Any]]] = {}
     for run in read("default_runs")["runs"]:
@@ -655,7 +672,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         made.__name__: made
         for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
-    **{made.__name__: made for made in (faults, evaluation, activation_checkpointing, element_wise)},
+    **{made.__name__: made for made in (faults, replay, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made
         for made in (command_times, plan_cost, cpu_step, cpu_encoding, int8_noise, scale, doctor_times, embedding_store)

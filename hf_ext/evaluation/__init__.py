@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         raise_failed,
     )
     from .resampling import MIN_GROUPS, ResamplingGroups, check_groups, group_facts
-    from .row_metrics import ChosenRows, RowMetrics, choose_rows, unpack_labelled
+    from .row_metrics import ChosenRows, RowMetrics, choose_rows, unpack_labelled, unpack_std
     from .scores import Score, make_score, score_mean, score_predictions
     from .stopping_rule import StoppingDecision, StoppingRule
     from .verdict import find_hardest, judge, judge_pair

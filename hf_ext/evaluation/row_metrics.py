@@ -108,6 +108,12 @@ def unpack_labelled(output: Any, kind: LabelKind) -> tuple[Array, Array]:
     return metrics.unpack(output.predictions), metrics.unpack(output.label_ids)
 
 
+def unpack_std(output: Any) -> FloatArray | None:
+    """Unpacks standard deviations, (n,), of rows predicted with `ignore_keys=[]`; None where the model has none."""
+    several = isinstance(output.predictions, tuple)
+    return np.asarray(output.predictions[1], np.float64) if several else None
+
+
 # --- a subset of the rows --------------------------------------------------------------------------------------------
 
 

@@ -6,5 +6,6 @@ from ..faces import offer
 
 if TYPE_CHECKING:
     from .comparing import compare, format_difference, load_test
+    from .ranking import acquire, choose_batch
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

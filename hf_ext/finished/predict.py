@@ -9,7 +9,12 @@ cache where it has them. A text that a spreadsheet would run as a formula (`=...
 join with your table use `source_row`, or take that `'` off (`hf_ext.files.read_cell`).
 
 Of a model of numbers, `--interval 0.9` writes `prediction_low` and `prediction_high` as well: between them 90 % of
-measured values are expected, by how far predictions were off on the validation rows of the training run.
+measured values are expected, by how far predictions were off on the validation rows of the training run. A model of
+mixed heads also writes `prediction_std`, how far a measured value is expected from its prediction.
+
+`--rank 96` writes 96 rows alone, in the order in which to measure them, with `rank` and `acquisition`:
+
+    hf-ext predict --model outputs/affinity --dataset_name candidates.csv --rank 96 --by ucb --output next.csv
 """
 
 from __future__ import annotations
@@ -38,21 +43,28 @@ def main(argv: Sequence[str] | None = None) -> Path:
 
         from ..checkpoints import find_model
         from ..data import SOURCE_ROW, SequenceCollator, check_inputs, load_sequences, peek_columns
+        from ..evaluation import unpack_std
         from ..heads import describe_basis, half_width
         from ..property import (
+            ACQUISITION,
             HIGH,
             LOW,
+            RANK,
+            STD,
             check_predictions,
             find_output,
             find_rejected,
+            interval_columns,
             load_model,
             predicting,
             refuse_added,
+            std_column,
             training_arguments,
             write_predictions,
         )
         from ..reporting import describe_unread
         from ..text import start_run_log
+        from .ranking import acquire, check_ranking, choose_batch
 
     args = training_arguments(computing, parser.explicit)
     log = start_run_log(None, args.process_index == 0)
@@ -66,15 +78,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     folder = find_model(own.model, own.revision)
     model = load_model(folder)
     kind = model.config.kind
-    added = [SOURCE_ROW, *kind.prediction_names, LOW, HIGH]
+    check_ranking(own, parser.explicit, model.config, reading.streaming)
+    added = [SOURCE_ROW, *kind.prediction_names, STD, LOW, HIGH, *([RANK, ACQUISITION] if own.rank else [])]
     if own.keep_columns and not reading.streaming:
         for path, names in peek_columns(reading.dataset_name).items():
             refuse_added(path, names, added)
-    reach = None
     if own.interval is not None:
         stored = model.config.prediction_intervals
         reach = half_width(stored, own.interval)
-        log.info("Intervals are the prediction +- %.4g, from %s.", reach, describe_basis(stored))
+        times = " times prediction_std" if stored.get("times_std") else ""
+        log.info("Intervals are the prediction +- %.4g%s, from %s.", reach, times, describe_basis(stored))
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" not in parser.explicit:
         reading.too_long = collator.too_long  # rows are refused as the model's own run refused them
@@ -89,11 +102,26 @@ def main(argv: Sequence[str] | None = None) -> Path:
         *describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
     ):
         log.info(line)
+    if own.rank is not None and own.rank > len(rows):
+        raise ArgumentError(f"--rank {own.rank}: there are {len(rows):,} rows. Ask for so many at most.")
     with predicting(model, collator, args) as trainer:
-        outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
+        found = trainer.predict(rows, ignore_keys=[])
+        stds = unpack_std(found)
+        outputs = check_predictions(np.asarray(found.predictions if stds is None else found.predictions[0]))
+        columns = {**kind.prediction_columns(kind.read_outputs(outputs)), **std_column(stds)}
+        if own.interval is not None:
+            columns |= interval_columns(outputs, half_width(stored, own.interval, stds))
+        as_read = loaded.as_read
+        if own.rank is not None:
+            columns[ACQUISITION] = acquire(own, outputs, stds)
+            sequences = [rows[name][:] for name in columns_of(collator)] if own.diverse else None
+            chosen = choose_batch(columns[ACQUISITION], own.rank, sequences)
+            columns = {name: np.asarray(values)[chosen] for name, values in columns.items()}
+            columns[RANK] = 1 + np.arange(own.rank)
+            rows = rows.select(chosen)
+            as_read = as_read and as_read.select(chosen)
         if trainer.is_world_process_zero():
-            columns = kind.prediction_columns(kind.read_outputs(outputs))
-            write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
-        log.info("%d predictions in %s", len(outputs), output)
+            write_predictions(output, rows, columns, as_read=as_read)
+        log.info("%d predictions in %s", own.rank or len(outputs), output)
         trainer.end()
     return output

@@ -25,6 +25,7 @@ from ..models import (
 from ..text import format_cell, format_table, seconds
 from .members import fit_members
 from .objectives import OBJECTIVES, FloatArray, Objective
+from .spread import fit_spread
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
@@ -46,10 +47,11 @@ Groups = Sequence[Sequence[Any]] | None  # by split, then by row
 @dataclass(frozen=True)
 class Fitted:
     """`facts`: for `all_results.json["ensemble"]`. `predicted`: (n,) of the validation rows, by members fitted without
-    them, label units; None of classes."""
+    them, label units, and `stds` how far labels are expected from that; None of classes."""
 
     facts: dict[str, Any]
     predicted: FloatArray | None
+    stds: FloatArray | None = None
 
 
 def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups) -> Fitted:
@@ -97,6 +99,12 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
             ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))
     trainer.model.set_ensemble(ensemble)
     mixed = weights @ every
+    stds = None
+    if objective.link == "identity":
+        apart = weights[1:] @ np.square(every[1:] - mixed)  # as `HeadEnsemble.mix` has it, without the constant
+        spread = fit_spread(apart, objective.labels[rows] - mixed)
+        trainer.model.config.prediction_spread = spread
+        stds = np.sqrt(spread["noise"] + spread["slope"] * apart)[: len(validation)]
     *errors, error = objective.errors(np.vstack([every, mixed]), rows).tolist()
     described = zip(members, errors, weights.tolist())
     facts = {
@@ -107,7 +115,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
         "num_held_out": len(rows),
         "seconds": time.perf_counter() - began,
     }
-    return Fitted(facts, mixed[: len(validation)] if objective.link == "identity" else None)
+    return Fitted(facts, None if stds is None else mixed[: len(validation)], stds)
 
 
 def _read_views(

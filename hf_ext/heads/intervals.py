@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LEVELS = (*(round(0.01 * i, 2) for i in range(1, 100)), 0.995, 0.999)
 ROUNDING = 1e-9  # of sums of weights
+COMPARED = 0.8  # level at which widths that differ are compared with one for all rows
+MIN_COMPARED = 20  # rows, or groups
 SHOWN = (
     0.9,
     0.8,
@@ -38,6 +40,7 @@ def fit_intervals(
     rows: Any,
     groups: ResamplingGroups | None,
     predicted: Any = None,
+    stds: FloatArray | None = None,
 ) -> dict[str, Any]:
     """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
 
@@ -45,31 +48,36 @@ def fit_intervals(
     these rows too, and an ensemble's weights, which is not undone. A label that is a limit has no known distance: such
     rows are left out, and intervals speak about rows that the assay measures.
 
+    With `stds` the distances are divided by them, and so intervals are wide where these are, if that is shown to give
+    better intervals (`scales_help`); else one width is for all rows.
+
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` is trained. Called by all processes.
         rows: of validation.
         groups: of these rows, from `find_groups`: then intervals are for a row of a further group.
         predicted: (n,) of an ensemble, by members that were not fitted on these rows; None: the model's own.
+        stds: (n,) standard deviations of `predicted`; None: not known.
 
     Returns:
         What is stored, JSON-able, see `half_width`: `reason` alone where there are none.
 
     Cost: a pass over the validation rows.
     """
-    stored = trainer.model.config.prediction_intervals = _fit(trainer, rows, groups, predicted)
+    stored = trainer.model.config.prediction_intervals = _fit(trainer, rows, groups, predicted, stds)
     return stored
 
 
-def _fit(trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any) -> dict[str, Any]:
+def _fit(
+    trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any, stds: FloatArray | None
+) -> dict[str, Any]:
     if reason := trainer.model.config.kind.why_no_intervals:
         return {"reason": reason}
     if trainer.model.config.loss == "ranking":
         return {"reason": "the loss ranks rows, and predictions have no unit"}
     if not hasattr(rows, "__len__"):
         return {"reason": "validation rows were a stream, and what was held out together is not known"}
-    bounds = _bounds(rows)
     groups = check_groups(groups, len(rows))
-    is_exact = bounds == 0
+    is_exact = find_exact(rows)
     if not is_exact.any():
         return {"reason": "every label of the validation rows is a limit, and none tells how far a prediction is off"}
     if predicted is None:
@@ -77,7 +85,10 @@ def _fit(trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predi
     else:
         labels = label_array(rows)
     of_exact = None if groups is None else groups.select(is_exact)
-    widths = conformal_half_widths((labels - predicted)[is_exact], groups=of_exact)
+    residuals = (labels - predicted)[is_exact]
+    scales = np.ones(len(residuals)) if stds is None else stds[is_exact]
+    is_scaled = scales_help(residuals, scales, of_exact)
+    widths = conformal_half_widths(residuals / scales if is_scaled else residuals, groups=of_exact)
     known = int(np.isfinite(widths).sum())
     return {
         "levels": list(LEVELS[:known]),
@@ -86,7 +97,38 @@ def _fit(trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predi
         "num_limits": int((~is_exact).sum()),  # rows left out
         "unit": None if of_exact is None else of_exact.column,
         "num_units": None if of_exact is None else of_exact.num_groups,
+        "times_std": is_scaled,
     }
+
+
+def scales_help(residuals: FloatArray, scales: FloatArray, groups: ResamplingGroups | None = None) -> bool:
+    """Returns whether intervals are better, beyond chance, if they are as wide as `scales` say.
+
+    Widths from one half of the rows or groups are scored on the other by their width plus what they miss by, times 2 /
+    (1 - level): the interval score of T. Gneiting and A. Raftery (2007). False of fewer than 20 rows or groups.
+
+    Args:
+        residuals, scales: (n,) of rows that the model was not fitted on.
+        groups: of these rows; None: each row by itself.
+    """
+    units = np.arange(len(residuals)) if groups is None else groups.group_of_row
+    num_units = units.max() + 1
+    if num_units < MIN_COMPARED or np.ptp(scales) == 0:
+        return False
+    is_even = np.random.default_rng(0).permutation(num_units)[units] % 2 == 0
+    gains = np.zeros(len(residuals))
+    for fitted in (is_even, ~is_even):
+        one_width = _score_unseen(residuals, np.ones(len(scales)), fitted)
+        gains += one_width - _score_unseen(residuals, scales, fitted)
+    low = score_mean(gains, seed=0, groups=groups)["low"]
+    return low is not None and bool(low > 0)
+
+
+def _score_unseen(residuals: FloatArray, scales: FloatArray, fitted: np.ndarray) -> FloatArray:
+    (reach,) = conformal_half_widths((residuals / scales)[fitted], (COMPARED,))
+    widths = reach * scales
+    missed = np.maximum(np.abs(residuals) - widths, 0)
+    return np.where(fitted, 0, 2 * widths + 2 / (1 - COMPARED) * missed)
 
 
 def conformal_half_widths(
@@ -134,8 +176,9 @@ def conformal_half_widths(
     return np.append(errors[order], np.inf)[place]
 
 
-def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
-    """Returns half the width of an interval around a prediction, label units.
+def half_width(stored: Mapping[str, Any] | None, level: float, stds: FloatArray | float = 1.0) -> Any:
+    """Returns half the width of an interval around a prediction, label units: of all rows, or if
+    `stored["times_std"]` in proportion to `stds`, of each.
 
     Args:
         stored: `AffinityConfig.prediction_intervals`: `levels`, rising, each with one of `half_widths`, and what stands
@@ -165,7 +208,7 @@ def half_width(stored: Mapping[str, Any] | None, level: float) -> float:
             f"behind this model's intervals are {describe_basis(stored)}, which allow {highest:g} at most. Ask for "
             "less, or train with more to validate on."
         )
-    return float(found)
+    return found * stds if stored.get("times_std") else found
 
 
 def least_groups(level: float) -> int:
@@ -185,6 +228,7 @@ def score_intervals(
     labels: np.ndarray,
     rows: Any,
     groups: ResamplingGroups | None,
+    stds: FloatArray | None = None,
 ) -> dict[str, Any]:
     """Scores intervals: which share of test rows they hold.
 
@@ -193,17 +237,18 @@ def score_intervals(
         predictions, labels: (n,), label units, of the test rows.
         rows: the test split.
         groups: of these rows, from `find_groups`.
+        stds: (n,) of the predictions, where intervals are as wide as these say.
 
     Returns:
         JSON-able: `stored` without its table; `level`, the highest of `SHOWN` that there is, `width` (label units, the
-        same for all rows) and `coverage`; `notes`, sentences for reports.
+        mean over rows) and `coverage`; `notes`, sentences for reports.
     """
     if stored.get("reason"):
         return {
             "reason": stored["reason"],
             "notes": [f"No prediction intervals: {stored['reason']}."],
         }
-    is_exact = _bounds(rows) == 0
+    is_exact = find_exact(rows)
     errors = np.abs(labels - predictions)[is_exact]
     highest = stored["levels"][-1]
     basis = {name: value for name, value in stored.items() if name not in ("levels", "half_widths")}
@@ -214,13 +259,15 @@ def score_intervals(
             **basis,
             "notes": [f"Prediction intervals: none of a level above {highest:g} ({beside})."],
         }
-    width = half_width(stored, level)
+    widths = half_width(stored, level, 1.0 if stds is None else stds[is_exact])
+    width = float(np.mean(widths))
+    how = "in proportion to prediction_std, on average" if stored.get("times_std") else "at a width of"
     there = None if groups is None else check_groups(groups.select(is_exact), len(errors))
-    held = score_mean(errors <= width, seed=0, groups=there)
+    held = score_mean(errors <= widths, seed=0, groups=there)
     ends = "" if held["low"] is None else f" [{share(held['low'])}, {share(held['high'])}]"
     of = f"{held['n']:,} test rows{' with exact labels' if stored['num_limits'] else ''}"
     text = (
-        f"Prediction intervals of {share(level)} held {share(held['value'])}{ends} of {of}, at a width of "
+        f"Prediction intervals of {share(level)} held {share(held['value'])}{ends} of {of}, {how} "
         f"{format_cell(2 * width)} ({beside})."
     )
     return {
@@ -232,6 +279,7 @@ def score_intervals(
     }
 
 
-def _bounds(rows: Any) -> np.ndarray:
+def find_exact(rows: Any) -> np.ndarray:
+    """Finds rows whose label is no limit: (n,), bool."""
     bounds = read_bounds(rows)
-    return np.zeros(len(rows)) if bounds is None else bounds
+    return np.ones(len(rows), bool) if bounds is None else bounds == 0

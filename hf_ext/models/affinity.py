@@ -30,10 +30,14 @@ class AffinityOutput(ModelOutput):
     - regression: (n,), label units; of k values (n, k).
     - classification, multilabel: (n, classes), divided by `config.temperature`; probabilities by softmax or sigmoid.
     - of residues: (n, longest, classes), or (n, longest) in label units; -100 (`UNKNOWN`) behind a row's end.
+
+    `std`: (n,), label units, how far a measured value is expected from `logits`; of mixed heads of numbers. Trainer
+    leaves it out, unless `ignore_keys=[]`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    std: Tensor | None = None
 
 
 class AffinityModel(TowerModel):
@@ -183,13 +187,16 @@ class AffinityModel(TowerModel):
             num_items = counted.sum() if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(num_items, device=total.device).clamp(min=1)
         logits = self.to_logits(output)
+        std = None
         if self.ensemble is not None:
-            logits = self.ensemble(self.head.standardize(features, filled))
+            logits, apart = self.ensemble.mix(self.head.standardize(features, filled))
+            if spread := self.config.prediction_spread:
+                std = (spread["noise"] + spread["slope"] * apart).sqrt()
         if ends is not None:
             padded = logits.new_full((*ends.shape, *logits.shape[1:]), UNKNOWN)
             padded[~ends] = logits
             logits = padded
-        return AffinityOutput(loss=loss, logits=logits)
+        return AffinityOutput(loss=loss, logits=logits, std=std)
 
     def to_logits(self, output: Tensor) -> Tensor:
         """Maps what the head puts out to `forward`'s logits, where no ensemble predicts."""
@@ -206,10 +213,11 @@ class AffinityModel(TowerModel):
     def set_ensemble(self, ensemble: HeadEnsemble | None) -> None:
         """Sets the ensemble that predicts from here on, from the standardised embeddings; None: the head's own.
 
-        The loss stays that of the head. Intervals of the predictions before are dropped.
+        The loss stays that of the head. Intervals and the spread of the predictions before are dropped.
         """
         self.config.ensemble = None if ensemble is None else ensemble.shapes()
         self.config.prediction_intervals = None
+        self.config.prediction_spread = None
         self.ensemble = None if ensemble is None else ensemble.to(self.device).eval()
 
     @torch.no_grad()

@@ -74,6 +74,7 @@ class AffinityConfig(PretrainedConfig):
         layer_choice: how encoders' layers were chosen, see `hf_ext.heads.layers`; None where they were not.
         ensemble: `ranks` and `networks` of a `HeadEnsemble`, which predicts in place of the head; None for none.
         prediction_intervals: see `hf_ext.heads.intervals`; None for none.
+        prediction_spread: see `hf_ext.heads.spread`; None for none.
         tobit_scale: standard deviation of the measurement noise for "tobit", in standardised label units.
         distill_weight, distill_temperature: of a teacher's predictions in the loss, of rows that have some.
         encoder_dtype, encoder_autocast: how frozen encoders compute, as torch dtype names; kept so that predictions are
@@ -89,6 +90,7 @@ class AffinityConfig(PretrainedConfig):
     """
 
     model_type = "hf_ext_affinity"
+    keys_to_ignore_at_inference = ["cache", "std"]
 
     encoders: list | None = None
     towers: list | None = None
@@ -108,6 +110,7 @@ class AffinityConfig(PretrainedConfig):
     layer_choice: None | dict = None  # noqa: RUF036
     ensemble: None | dict = None  # noqa: RUF036
     prediction_intervals: None | dict = None  # noqa: RUF036
+    prediction_spread: None | dict = None  # noqa: RUF036
     encoder_dtype: str = "float32"
     encoder_autocast: None | str = None  # noqa: RUF036
     encoder_bits: None | int = None  # noqa: RUF036

@@ -206,17 +206,25 @@ class HeadEnsemble(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Maps (n, sum of widths), standardised as by the head, float32, to float32: (n,) label units, or (n,
         num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
+        return self.mix(features)[0]
+
+    def mix(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Maps as `forward` does, and says how far members are apart: (n,), their squared distance from the sum."""
         with torch.autocast(features.device.type, enabled=False):
             views = {FEATURES: features, DIRECTIONS: self.directions(features)}
             total = self.intercept.expand(features.shape[0], -1)
+            members = []
             for view, weight, stack in zip(self.views, self.shares, self.networks):
-                outputs = LINKS[self.link](stack(views[view]))
-                total = total + weight * outputs.mean(0)
+                outputs = LINKS[self.link](stack(views[view])).mean(0)
+                total = total + weight * outputs
+                members.append(outputs)
+            squares = [weight * (one - total).square().mean(-1) for weight, one in zip(self.shares, members)]
+            apart = sum(squares, total.new_zeros(len(total)))
             if self.link == "identity":
-                return total.squeeze(-1)
+                return total.squeeze(-1), apart
             if self.link == "softmax":
-                return total.clamp(min=LEAST).log()
-            return total.logit(eps=LEAST)
+                return total.clamp(min=LEAST).log(), apart
+            return total.logit(eps=LEAST), apart
 
     @torch.no_grad()
     def fit_directions(self, bases: Sequence[torch.Tensor], features: torch.Tensor) -> None:

@@ -9,13 +9,18 @@ if TYPE_CHECKING:
     from .building import build_collator, model_settings, read_towers, resolve_training
     from .measure import scored_names
     from .prediction_file import (
+        ACQUISITION,
         BOUND_SIGNS,
         HIGH,
         LOW,
+        RANK,
+        STD,
         find_output,
         find_rejected,
+        interval_columns,
         read_predictions,
         refuse_added,
+        std_column,
         write_predictions,
     )
     from .predictor import AffinityPredictor, check_predictions, find_device, load_model, predicting, training_arguments

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
-from ..arguments import FINITE, REQUIRE, SEED, check_ranges, option, ranges_in_types
+from ..arguments import COUNT, FINITE, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option, ranges_in_types
 from ..models import ModelArguments
 
 
@@ -55,6 +55,28 @@ class PredictArguments:
         "Also write prediction_low and prediction_high, between which this share of measured values is expected: 0.9, "
         "say. From the validation rows of the training run; no labels are read.",
     )
+    rank: Annotated[int, COUNT] | None = option(
+        None,
+        "Write only so many rows, those to measure next, the first one first, with columns rank and acquisition. The "
+        "table should hold no row that is measured already.",
+    )
+    by: Literal["ucb", "greedy", "thompson"] = option(
+        "ucb",
+        "With --rank, what acquisition is: ucb prediction + beta * prediction_std, greedy the prediction, thompson a "
+        "draw from the normal distribution of both.",
+    )
+    beta: Annotated[float, NOT_NEGATIVE] = option(1.0, "With --rank --by ucb: weight of prediction_std.")
+    minimize: bool = option(False, "With --rank: low values are good. acquisition then has the other sign.")
+    diverse: bool = option(
+        False,
+        "With --rank: of twice as many rows, the best by acquisition, take each time the one with the most edits to "
+        "the nearest that is taken.",
+    )
+    seed: Annotated[int, SEED] = option(42, "With --rank --by thompson: of the draws.")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self, ranges_in_types(PredictArguments))
 
 
 @dataclass

@@ -94,6 +94,8 @@ def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
         f"rows = [{{{', '.join(cells)}}}]",
         "print(predictor.predict(rows))",
     ]
+    if run.own.get("prediction_spread"):
+        lines.append("print(predictor.predict_std(rows))  # how far from it a measured value may be")
     unit = f"higher for a higher {label}" if _ranks(run) else f"in the unit of {label}"
     returned = kind.describe_returned(unit)
     return [

@@ -23,11 +23,15 @@ from ..data import (
     local_files,
 )
 from ..errors import ArgumentError, DataError
+from ..evaluation import FloatArray
 from ..files import read_cell, replacing, try_replacing, write_cell
 from ..labels import PREDICTION, PROBABILITY, Columns, LabelKind
 
+STD = "prediction_std"
 LOW = "prediction_low"  # of an interval
 HIGH = "prediction_high"
+RANK = "rank"  # of a row that is to be measured
+ACQUISITION = "acquisition"
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 MAX_LISTED = 10
 
@@ -40,7 +44,7 @@ def is_of_predictions(header: Sequence[str]) -> bool:
     Not that of a stream, which nothing tells from another program's column `prediction`.
     """
     added = header[header.index(SOURCE_ROW) + 1 :] if SOURCE_ROW in header else []
-    return bool(added) and all(name.partition("_")[0] in (PREDICTION, PROBABILITY) for name in added)
+    return bool(added) and all(name.partition("_")[0] in (PREDICTION, PROBABILITY, RANK, ACQUISITION) for name in added)
 
 
 def find_output(
@@ -188,19 +192,28 @@ def _read_cells(path: Path, cells: Sequence[str], kind: LabelKind) -> Any:
     return kind.join_cells([one.value for one in checked])
 
 
+def std_column(stds: FloatArray | None) -> Columns:
+    """Makes the column of standard deviations, (n,); none where they are not known."""
+    return {} if stds is None else {STD: stds.astype(np.float32)}
+
+
+def interval_columns(predicted: FloatArray, half_width: FloatArray | float) -> Columns:
+    """Makes the columns of both ends of an interval around predictions, (n,); `half_width` of each row or of all."""
+    centre = np.asarray(predicted, np.float32)
+    reach = np.asarray(half_width, np.float32)
+    return {LOW: centre - reach, HIGH: centre + reach}
+
+
 def write_predictions(
     path: Path,
     rows: Any,
     predictions: Columns,
     labels: Columns | None = None,
     as_read: Any = None,
-    half_width: float | None = None,
 ) -> None:
     """Writes one line per row: its file row and identifying columns, the label where there is one, and prediction.
 
     Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
-
-    With `half_width`, both ends of an interval stand beside a prediction of one number.
 
     With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
     that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
@@ -213,10 +226,6 @@ def write_predictions(
     if "bound" in kept and as_read is None:
         columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
     added = {**(labels or {}), **predictions}
-    if half_width is not None:
-        centre = np.asarray(predictions[PREDICTION], np.float32)
-        reach = np.float32(half_width)
-        added |= {LOW: centre - reach, HIGH: centre + reach}
     header = map(write_cell, (*kept, *added))
     columns += [map(write_cell, values) if isinstance(values, list) else values for values in added.values()]
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:

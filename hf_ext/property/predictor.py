@@ -33,7 +33,7 @@ from ..data import (
 )
 from ..embeddings import factorize, join_parts, take_rows
 from ..errors import DataError
-from ..heads import half_width
+from ..heads import half_width, require_spread
 from ..labels import as_array
 from ..models import AffinityModel
 from ..reporting import describe_unread
@@ -141,14 +141,23 @@ class AffinityPredictor:
         kind.check_probabilities()
         return kind.to_predictions(self.logits(rows))
 
-    @torch.no_grad()
+    def predict_std(self, rows: Any) -> np.ndarray:
+        """Predicts standard deviations of measured values around `predict`'s, (n,); ArgumentError if it has none."""
+        require_spread(self.model.config.prediction_spread, "predict_std")
+        return self._outputs(rows)[1]
+
     def logits(self, rows: Any) -> Any:
         """Returns what the model puts out, float32: (n, ...), or of residues a list of n arrays."""
+        return self._outputs(rows)[0]
+
+    @torch.no_grad()
+    def _outputs(self, rows: Any) -> tuple[Any, Any]:
+        """Returns what `logits` and `predict_std` do; None for what the model lacks."""
         table = _read_rows(rows, self.collator)
         for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
         if self.model.config.kind.per_residue:
-            return self._residue_logits(table)
+            return self._residue_logits(table), None
         numbers = {}
         tables = {}
         optional = self.collator.optional_inputs
@@ -159,13 +168,17 @@ class AffinityPredictor:
             tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
         beside = torch.from_numpy(self.collator.numbers.matrix(table)).to(self.device)
         found = []
+        stds = []
         for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
             chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
             pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
             missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
             part = beside[start : start + ROWS_PER_BATCH]
-            found.append(self.model(embeddings=pooled, missing=missing, numbers=part).logits.float().cpu())
-        return check_predictions(torch.cat(found).numpy())
+            outputs = self.model(embeddings=pooled, missing=missing, numbers=part)
+            found.append(outputs.logits.float().cpu())
+            stds.append(outputs.std)
+        std = None if stds[0] is None else torch.cat(stds).cpu().numpy()
+        return check_predictions(torch.cat(found).numpy()), std
 
     def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
         ((name, columns),) = self.collator.columns.items()
@@ -183,12 +196,9 @@ class AffinityPredictor:
     def predict_interval(self, rows: Any, level: float = 0.9) -> np.ndarray:
         """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
 
-        The width is the same for all rows: how far predictions were off on the validation rows of the training run
-        (`hf_ext.heads.intervals`). It speaks about rows that are as new to the model as those were.
-
-        Args:
-            rows: as for `predict`.
-            level: share of rows whose value the interval is to hold, between 0 and 1.
+        The width is how far predictions were off on the validation rows of the training run, the same for all rows, or
+        in proportion to `predict_std` where that gave better ones. It speaks about rows as new to the model as those.
+        `level`, between 0 and 1, is the share of rows whose value the interval is to hold.
 
         Returns:
             (n, 2), float32, label units: low and high.
@@ -197,8 +207,11 @@ class AffinityPredictor:
             ArgumentError: not a level; the model has no intervals, or none of this level.
             DataError: as `predict`.
         """
-        reach = half_width(self.model.config.prediction_intervals, level)
-        return self.predict(rows)[:, None] + np.array([-reach, reach], np.float32)
+        stored = self.model.config.prediction_intervals
+        half_width(stored, level)  # else refused before rows are read
+        predicted, stds = self._outputs(rows)
+        reach = half_width(stored, level, stds)
+        return np.stack([predicted - reach, predicted + reach], axis=1).astype(np.float32)
 
 
 def load_model(folder: str | Path) -> AffinityModel:

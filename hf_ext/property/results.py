@@ -13,7 +13,7 @@ from ..labels import LABEL, PREDICTION, Columns
 from ..models import AffinityConfig
 from ..reporting import CommonRecord, confusion_chart, is_drawn, plot_scatter, write_png
 from ..tasks import Run, plots_if_possible, with_absolute_path
-from .prediction_file import write_predictions
+from .prediction_file import std_column, write_predictions
 from .scoring import SplitScores
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def collect_results(
     }
     if trainer.is_world_process_zero():
         predictions = kind.read_outputs(test.outputs)
-        predicted = kind.prediction_columns(predictions)
+        predicted = {**kind.prediction_columns(predictions), **std_column(test.stds)}
         measured = kind.label_columns(test.labels, predictions)
         write_predictions(run.folder / PREDICTIONS, splits["test"], predicted, measured)
         if hasattr(splits["test"], "__len__"):

@@ -26,6 +26,7 @@ from ..evaluation import (
     parse_requirements,
     score_predictions,
     unpack_labelled,
+    unpack_std,
 )
 from ..labels import LabelKind, Number
 from ..reporting import Leaks, Score, describe_repeated, fit_notes, from_json, resampled
@@ -73,6 +74,7 @@ class SplitScores:
         kind: of the labels.
         predicted_by: baseline -> its predictions, (n,).
         tuned: of a model whose encoders trained, whether it is better than a ridge on what they gave before.
+        stds: (n,) of the model's predictions, where it says so.
     """
 
     outputs: np.ndarray
@@ -88,6 +90,7 @@ class SplitScores:
     kind: LabelKind = field(default_factory=Number)
     predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
     tuned: Verdict | None = None
+    stds: np.ndarray | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what `all_results.json` holds of it."""
@@ -149,7 +152,8 @@ def score_split(
     config = trainer.model.config
     rows = splits[name]
     kind = config.kind
-    outputs, labels = unpack_labelled(trainer.predict(rows), kind)
+    predicted = trainer.predict(rows, ignore_keys=[])
+    outputs, labels = unpack_labelled(predicted, kind)
     predictions = kind.to_predictions(outputs)
     metrics = metrics_of(kind, threshold)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
@@ -203,6 +207,7 @@ def score_split(
         kind,
         baselines.predictions,
         tuned,
+        unpack_std(predicted),
     )
 
 

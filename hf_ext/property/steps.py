@@ -26,6 +26,7 @@ from ..heads import (
     fit_intervals,
     resolve_head,
     score_intervals,
+    score_spread,
     why_last,
 )
 from ..labels import LabelKind
@@ -170,16 +171,16 @@ def beside_stock(run: Run, model: Any, collator: Any) -> AbstractContextManager[
 def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     """Trains the network, then fits what is fitted on its embeddings and outputs: heads, probabilities, intervals."""
     trained = trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
-    predicted = None
+    mixed: dict[str, Any] = {}
     if run.model_args.stock_trainer:
         trainer.data_collator.save_pretrained(run.folder)
     if run.model_args.head == AUTO:
         fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
         data.ensemble = fitted.facts
-        predicted = fitted.predicted
+        mixed = {"predicted": fitted.predicted, "stds": fitted.stds}
         run.log.info(describe_ensemble(fitted.facts))
     calibrate(trainer, data.splits["validation"])
-    fit_intervals(trainer, data.splits["validation"], data.validation_groups, predicted)
+    fit_intervals(trainer, data.splits["validation"], data.validation_groups, **mixed)
     return trained
 
 
@@ -196,15 +197,20 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
     with beside_stock(run, trainer.model, trainer.data_collator) if is_stock else nullcontext(trainer) as scorer:
         test = score_split(scorer, splits, "test", **scored, leaks=data.loaded.report.get("leaks"))
     intervals = None
+    spread = None
     if not test.kind.why_no_intervals:
         stored = trainer.model.config.prediction_intervals
-        intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], groups)
+        intervals = score_intervals(stored, test.outputs, test.labels, splits["test"], groups, test.stds)
         test.notes.extend(intervals["notes"])
+    if test.stds is not None:
+        spread = score_spread(test.stds, test.labels - test.outputs, splits["test"])
+        test.notes.extend(spread["notes"])
     records = {
         "layer": trainer.model.config.layer_choice,
         "ensemble": data.ensemble,
         "distillation": run.model_args.distill_from and compare_with_teacher(run, test, splits["test"]),
         "prediction_intervals": intervals,
+        "prediction_spread": spread,
         "requirements": check_requirements(data.requirements, {**test.scores[MODEL], **trained.metrics}) or None,
     }
     results = collect_results(run, trainer, test, data.loaded, records)

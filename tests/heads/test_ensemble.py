@@ -8,15 +8,24 @@ from typing import Any
 
 import commands
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from run_outcomes import same_tensors
 from safetensors.torch import load_file
 
 from hf_ext.errors import ArgumentError, DataError
-from hf_ext.heads import ensemble
+from hf_ext.heads import ensemble, half_width
 from hf_ext.heads.objectives import SquaredError
-from hf_ext.models import DIRECTIONS, FEATURES, PRODUCT, AffinityModel, HeadEnsemble, principal_directions
+from hf_ext.models import (
+    DIRECTIONS,
+    FEATURES,
+    PRODUCT,
+    AffinityConfig,
+    AffinityModel,
+    HeadEnsemble,
+    principal_directions,
+)
 from hf_ext.property import TASK, AffinityPredictor
 
 pytestmark = pytest.mark.internals
@@ -126,6 +135,48 @@ def test_folder_predictor_and_predict_say_what_the_run_said(trained, tmp_path):
     (folder.parent / "damaged" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ArgumentError, match=r"another head than the weights are of .* not asked for \['ensemble"):
         AffinityModel.from_pretrained(folder.parent / "damaged")
+
+
+def column(path: Path, name: str = "prediction_std") -> np.ndarray:
+    with path.open() as file:
+        return np.array([float(row[name]) for row in csv.DictReader(file)])
+
+
+def test_run_folder_and_predict_give_each_row_the_same_standard_deviation(trained, tmp_path):
+    results, folder = trained
+    stds = column(folder / "predictions.csv")
+    spread = json.loads((folder / "config.json").read_text())["prediction_spread"]
+    assert stds.min() >= np.sqrt(spread["noise"]) * 0.999 > 0
+    errors = column(folder / "predictions.csv", "label") - predictions_of(folder / "predictions.csv")
+    facts = results["prediction_spread"]
+    held = (np.abs(errors) <= 0.6744898 * stds).mean()
+    assert facts["observed"][4] == pytest.approx(held, abs=1e-6)  # of a half
+    assert f"the share of {len(stds)} test rows within so many" in (folder / "report.html").read_text()
+    rows = pd.read_csv(folder / "predictions.csv")[COLUMNS]
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    np.testing.assert_allclose(predictor.predict_std(rows), stds, rtol=2e-3)
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(tmp_path / "out.csv"), "--interval", "0.5"]
+    quiet = ["--use_cpu", "true", "--disable_tqdm", "true", "--embedding_cache_dir", str(tmp_path / "cache")]
+    commands.predict(["--model", str(folder), *files, *quiet, "--without", "encoder_precision", "cpu_matmul"])
+    found = pd.read_csv(tmp_path / "out.csv")
+    assert [*found][-4:] == ["prediction", "prediction_std", "prediction_low", "prediction_high"]
+    np.testing.assert_allclose(found["prediction_std"], stds, rtol=2e-3)
+    reach = half_width(predictor.model.config.prediction_intervals, 0.5, found["prediction_std"])
+    np.testing.assert_allclose(found["prediction_high"] - found["prediction_low"], 2 * reach, rtol=1e-3)
+
+
+def test_a_model_that_was_saved_without_spread_predicts_intervals_of_one_width(trained):
+    folder = trained[1]
+    config = json.loads((folder / "config.json").read_text())
+    del config["prediction_spread"]
+    config["prediction_intervals"] = {"levels": [0.5], "half_widths": [0.25], "num_rows": 16}
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    predictor.model.config = AffinityConfig.from_dict(config)
+    ends = predictor.predict_interval({name: [LETTERS, LETTERS[::-1]] for name in COLUMNS}, 0.5)
+    np.testing.assert_allclose(ends[:, 1] - ends[:, 0], 0.5, rtol=1e-5)
+    with pytest.raises(ArgumentError, match="predict_std: this model has no spread"):
+        predictor.predict_std({name: [LETTERS] for name in COLUMNS})
 
 
 def test_rows_that_are_the_same_up_to_the_last_residue_that_is_read_are_refused(train, tmp_path):

@@ -177,11 +177,11 @@ def test_predict_writes_them_beside_the_prediction_and_the_predictor_says_the_sa
     folder, results = run
     found = predict_file("--interval", "0.9")
     assert ", from 10 values of light in " in capsys.readouterr().out
-    assert list(found) == ["source_row", "prediction", "prediction_low", "prediction_high"]
+    assert list(found) == ["source_row", "prediction", "prediction_std", "prediction_low", "prediction_high"]
     width = results["prediction_intervals"]["width"]
     np.testing.assert_allclose(found["prediction_high"] - found["prediction_low"], width, rtol=1e-4)
     np.testing.assert_allclose(found["prediction_high"] + found["prediction_low"], 2 * found["prediction"], rtol=1e-5)
-    assert list(predict_file()) == ["source_row", "prediction"]
+    assert list(predict_file()) == ["source_row", "prediction", "prediction_std"]
     ends = AffinityPredictor.from_pretrained(folder / "out", device="cpu").predict_interval(new_rows(), 0.9)
     assert (ends.shape, ends.dtype) == ((10, 2), np.float32)
     np.testing.assert_allclose(ends, np.stack([found["prediction_low"], found["prediction_high"]], 1), atol=NEAR)
