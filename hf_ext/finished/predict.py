@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         as_read = loaded.as_read
         if own.rank is not None:
             columns[ACQUISITION] = acquire(own, outputs, stds)
-            sequences = [rows[name][:] for name in columns_of(collator)] if own.diverse else None
+            sequences = [rows[name][:] for name in data_args.sequence_columns] if own.diverse else None
             chosen = choose_batch(columns[ACQUISITION], own.rank, sequences)
             columns = {name: np.asarray(values)[chosen] for name, values in columns.items()}
             columns[RANK] = 1 + np.arange(own.rank)
