@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
             training_arguments,
             write_predictions,
         )
-        from ..reporting import describe_unread
+        from ..reporting import describe_inputs
         from ..text import start_run_log
 
     args = training_arguments(computing, parser.explicit)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
     for line in (
         *loaded.report["notes"],
-        *describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
+        *describe_inputs(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
     ):
         log.info(line)
     with predicting(model, collator, args) as trainer:
