@@ -7,7 +7,8 @@ validation and test rows are drawn, the same for all; each way trains the defaul
 seed. Of two ways the test scores are compared row by row: the difference, positive where windows are better, with its
 95 % interval. Labels of residues count those that both have read. Proteins above 1,022 residues, longer than
 ESM-2 was trained on, are read by one model in windows and as they are.
-`results/windows.json` is written after each run.
+Before that, what overlaps are worth: the cosine of states of residues in windows of 254 with those of the whole,
+of 20 proteins, which ESM-2 reads whole. `results/windows.json` is written after each run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from common import run_timed
+from transformers import AutoModel, AutoTokenizer
 
+from hf_ext.data import Limit, ResidueTokenizer, encode_windows, join_windows
 from hf_ext.evaluation import compare_paired
 from hf_ext.property import AffinityPredictor
 
@@ -37,11 +41,41 @@ RESIDUES = "--label_column labels --mask_column resolved"
 SETS = {
     "gb1": ("prop_flip_gb1/gb1.csv.gz", "sequence", "target", "three_vs_rest", 64, "--label_column target"),
     "stability": ("prop_tape_stability/stability.csv.gz", "seq", "label", "set", 34, "--label_column label"),
-    "remote homology": (HOMOLOGY, "sequence", "label", "split", 66, "--label_column label --task classification"),
+    "remote homology": (HOMOLOGY, "sequence", "label", "split", 66, "--label_column label"),
     "secondary structure": (STRUCTURE, "sequence", "labels", "split", 66, RESIDUES),
 }
 WAYS = {"truncate": "--too_long truncate", "window": "--too_long window", "as they are": ""}
 TRAINED = 1022  # residues of the longest proteins that ESM-2 was trained on
+WINDOW = 254  # residues
+OVERLAPS = (0, 8, 4, 2)  # shares of it: none, an eighth, ...
+
+
+@torch.no_grad()
+def measure_overlaps(given: argparse.Namespace, num: int = 20) -> list[dict[str, Any]]:
+    """Cosines of states of windows with those of the whole: all residues, and those beside a window's end."""
+    sequences = pd.read_csv(given.data / STRUCTURE)["sequence"]
+    chosen = sequences[sequences.str.len().between(2 * WINDOW, TRAINED)].sample(num, random_state=0)
+    encoder = AutoModel.from_pretrained(given.encoder, add_pooling_layer=False).eval()
+    tokenizer = ResidueTokenizer(AutoTokenizer.from_pretrained(given.encoder))
+    found = []
+    for share in OVERLAPS:
+        limit = Limit(WINDOW, WINDOW // share if share else 0)
+        cosines, at_ends, num_read = [], [], 0
+        for sequence in chosen:
+            states = []
+            for batch in (tokenizer([sequence]), encode_windows(tokenizer, [sequence], limit)):
+                ids, mask = batch["input_ids"], batch["attention_mask"]
+                joined, _ = join_windows(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, batch)
+                states.append(joined[0, 1:-1])
+            num_read += len(ids) * WINDOW
+            cosines.append(torch.cosine_similarity(*states, dim=-1))
+            ends = [start + WINDOW - 1 for start in limit.starts(len(sequence))[:-1]]
+            at_ends.append(cosines[-1][[place for end in ends for place in range(end - 7, end + 9)]])
+        every, beside = (torch.cat(one).mean().item() for one in (cosines, at_ends))
+        residues = chosen.str.len().sum()
+        found.append({"overlap": limit.overlap, "cosine": every, "at_ends": beside, "read": num_read / int(residues)})
+        print(found[-1], flush=True)
+    return found
 
 
 def draw(name: str, given: argparse.Namespace) -> Path:
@@ -133,6 +167,7 @@ def main() -> None:
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     found = json.loads(given.output.read_text()) if given.output.exists() else {"runs": [], "paired": [], "long": []}
+    found.setdefault("overlaps", []).extend([] if found.get("overlaps") else measure_overlaps(given))
     for seed in range(given.seeds):
         for name in given.only:
             if any((one["data"], one["seed"]) == (name, seed) for one in found["paired"]):

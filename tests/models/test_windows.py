@@ -1,6 +1,8 @@
 """Proteins longer than an encoder takes, in windows: where these begin, what overlaps become, and that nothing else is
 another one's."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -150,7 +152,9 @@ def test_the_gradient_of_a_long_protein_is_that_of_its_windows_averaged(demo_enc
 
 def test_a_batch_that_is_cut_keeps_the_windows_of_a_protein_together(demo_encoders):
     model = make_model(demo_encoders[1:] * 2, "full")
-    model, collator = reads_in_windows((model, build_collator(model, DataArguments(missing_chains=["light"]))))
+    model, collator = reads_in_windows(
+        (model, build_collator(model, DataArguments(sequence_columns=["heavy", "light"], missing_chains=["light"])))
+    )
     lights = [LONG, "", SHORT, LONG + SHORT]
     rows = [{"heavy": LONG[i:], "light": light, "label": float(i)} for i, light in enumerate(lights)]
     batch = collator(rows)
@@ -169,6 +173,8 @@ def test_a_store_takes_no_way_to_read_a_long_protein_for_another(tmp_path):
         assert store.missing([FULL]) == ([] if number else [FULL])  # what fits is the same in all ways
         new = store.missing([FULL, LONG])
         store.add(new, torch.full((len(new), 2), float(number)))
+    cut = hashlib.blake2b(LONG.encode() + b" truncate 8", digest_size=16).digest()
+    assert EmbeddingStore(tmp_path, {"encoder": "one"}, LIMIT)._keys([LONG])[0] == cut  # as stores on disks have it
     for number, way in enumerate(ways):
         found = EmbeddingStore(tmp_path, {"encoder": "one"}, *way).gather([LONG, FULL])
         assert found.tolist() == [[number] * 2, [0, 0]]

@@ -132,9 +132,7 @@ def test_models_are_scored_on_cut_proteins_with_one_line_for_each(train, table, 
 
 
 def test_error_refuses_them_in_training_and_later_predictions(train, table, tmp_path):
-    with pytest.raises(
-        DataError, match=r"has 50 residues; --max_length 32 allows 30\. Use --too_long window"
-    ) as error:
+    with pytest.raises(DataError, match=r"has 50 residues; --max_length 32 allows 30\. Use --too_long window") as error:
         train("--max_length 32 --too_long error")
     assert "5 rows are too long: row 2 of train (40 residues)" in str(error.value)
     folder, output = train("--max_length 52 --too_long error"), tmp_path / "predictions.csv"

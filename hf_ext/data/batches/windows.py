@@ -65,22 +65,22 @@ def encode_windows(tokenizer: ResidueTokenizer, sequences: Sequence[str], limit:
 
     Returns:
         `residue_mask`, (n, tokens of the longest protein), bool; `windows`, (windows, tokens of the longest window),
-        int64, which entry of that mask each token is, flattened, and one behind the last of padding; and of windows
-        what `tokenizer` gives of n sequences.
+        int64, where each token stands in such rows, flattened, which have one entry more for padding; and of windows
+        what `tokenizer` gives of sequences.
     """
     starts = [limit.starts(len(sequence)) for sequence in sequences]
     texts = [text[start : start + (limit.residues or 0)] for text, each in zip(sequences, starts) for start in each]
     batch = tokenizer(texts)
     rows = np.repeat(np.arange(len(sequences)), [*map(len, starts)])[:, None]
     lengths = np.array([*map(len, sequences)])
-    width = int(lengths.max()) + tokenizer.template.num_special
+    width = int(lengths.max()) + tokenizer.template.num_special + 1
     first = len(tokenizer.template.prefix)
     columns = np.arange(batch["input_ids"].shape[1])
     behind = np.array([*map(len, texts)])[:, None]  # residues; the tokens behind them are the protein's last
     shifts = np.where(columns < first + behind, np.concatenate(starts)[:, None], lengths[rows] - behind)
-    places = rows * width + columns + np.where(columns < first, 0, shifts)
-    places = np.where(batch["attention_mask"] > 0, places, len(sequences) * width)
-    columns = np.arange(width)
+    places = np.where(columns < first, columns, columns + shifts)
+    places = rows * width + np.where(batch["attention_mask"].numpy() > 0, places, width - 1)
+    columns = np.arange(width - 1)
     is_residue = (columns >= first) & (columns < first + lengths[:, None])
     whole = {"residue_mask": torch.from_numpy(is_residue), WINDOWS: torch.from_numpy(places)}
     return {**whole, **{name: values for name, values in batch.items() if name not in whole}}
@@ -102,21 +102,24 @@ def join_windows(states: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, M
     mask = batch["residue_mask"]
     places = batch[WINDOWS].flatten()
     states = states.float().flatten(0, 1)
-    total = states.new_zeros(mask.numel() + 1, states.shape[1]).index_add(0, places, states)[:-1]
-    counts = states.new_zeros(mask.numel() + 1).index_add(0, places, torch.ones_like(states[:, 0]))[:-1]
-    joined = (total / counts.clamp(min=1)[:, None]).unflatten(0, mask.shape)
-    return joined, {"residue_mask": mask, "attention_mask": (counts > 0).view_as(mask)}
+    num = mask.numel() + len(mask)
+    total = states.new_zeros(num, states.shape[1]).index_add(0, places, states)
+    counts = states.new_zeros(num, 1).index_add(0, places, torch.ones_like(states[:, :1]))
+    joined, is_token = (
+        x.unflatten(0, (len(mask), -1))[:, :-1] for x in (total / counts.clamp(min=1), counts[:, 0] > 0)
+    )
+    return joined, {"residue_mask": mask, "attention_mask": is_token}
 
 
 def take_proteins(batch: Mapping[str, Tensor], part: Any) -> dict[str, Tensor]:
     """Takes the windows of the proteins in `part` of a batch, a slice or (k,) int64, ascending."""
-    num_rows, width = batch["residue_mask"].shape
-    places = batch[WINDOWS]
-    rows = torch.arange(num_rows, device=places.device)[part]
-    numbers = places.new_full((num_rows + 1,), -1)  # what each protein is called among those that are taken
-    numbers[rows] = torch.arange(len(rows), device=places.device)
-    numbers[-1] = len(rows)  # padding stays behind all of them
-    kept = (numbers[places[:, 0] // width] >= 0).nonzero().squeeze(1)  # a window begins with a token
+    mask = batch["residue_mask"]
+    width = mask.shape[1] + 1
+    owners = batch[WINDOWS][:, 0] // width
+    rows = torch.arange(len(mask), device=mask.device)[part]
+    numbers = torch.full_like(mask[:, 0], -1, dtype=torch.int64)  # of each protein among those that are taken
+    numbers[rows] = torch.arange(len(rows), device=mask.device)
+    kept = (numbers[owners] >= 0).nonzero().squeeze(1)
     taken = {name: values[kept] for name, values in batch.items() if name != "residue_mask"}
-    taken[WINDOWS] = numbers[taken[WINDOWS] // width] * width + taken[WINDOWS] % width
-    return {"residue_mask": batch["residue_mask"][rows], **taken}
+    taken[WINDOWS] = numbers[owners[kept], None] * width + taken[WINDOWS] % width
+    return {"residue_mask": mask[rows], **taken}
