@@ -60,7 +60,8 @@ def measure_overlaps(given: argparse.Namespace, num: int = 20) -> list[dict[str,
     found = []
     for share in OVERLAPS:
         limit = Limit(WINDOW, WINDOW // share if share else 0)
-        cosines, at_ends, num_read = [], [], 0
+        cosines, at_ends = [], []
+        num_read = 0
         for sequence in chosen:
             states = []
             for batch in (tokenizer([sequence]), encode_windows(tokenizer, [sequence], limit)):
@@ -70,10 +71,11 @@ def measure_overlaps(given: argparse.Namespace, num: int = 20) -> list[dict[str,
             num_read += len(ids) * WINDOW
             cosines.append(torch.cosine_similarity(*states, dim=-1))
             ends = [start + WINDOW - 1 for start in limit.starts(len(sequence))[:-1]]
-            at_ends.append(cosines[-1][[place for end in ends for place in range(end - 7, end + 9)]])
-        every, beside = (torch.cat(one).mean().item() for one in (cosines, at_ends))
+            beside = [min(end + i, len(sequence) - 1) for end in ends for i in range(-7, 9)]
+            at_ends.append(cosines[-1][beside])
+        every, near = (torch.cat(one).mean().item() for one in (cosines, at_ends))
         residues = chosen.str.len().sum()
-        found.append({"overlap": limit.overlap, "cosine": every, "at_ends": beside, "read": num_read / int(residues)})
+        found.append({"overlap": limit.overlap, "cosine": every, "at_ends": near, "read": num_read / int(residues)})
         print(found[-1], flush=True)
     return found
 

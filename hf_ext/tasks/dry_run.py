@@ -181,7 +181,7 @@ def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Map
     for name, columns in inputs.items() if "train" in splits else ():
         rows = {split: read_columns(dataset, columns) for split, dataset in splits.items()}
         lengths = np.array([sum(map(len, row)) for row in rows["train"]])
-        read, parts = limits.get(name, Limit()).count(lengths)
+        read, parts = limits.get(name, Limit()).reads(lengths)
         windows[name] = float(parts.mean())
         most_windows[name] = int(parts.max(initial=1))
         mean[name] = float(read.mean()) / windows[name] + SPECIAL_TOKENS

@@ -58,10 +58,10 @@ def test_windows_begin_in_equal_steps_and_the_last_ends_with_the_protein():
     assert limit == (8, 2)
     cases = {3: [0], 8: [0], 9: [0, 1], 14: [0, 6], 15: [0, 6, 7], 17: [0, 6, 9], 20: [0, 6, 12]}
     assert {length: limit.starts(length) for length in cases} == cases
-    read, windows = limit.count(np.array([*cases]))
+    read, windows = limit.reads(np.array([*cases]))
     assert windows.tolist() == [1, 1, 2, 2, 3, 3, 3]
     assert read.tolist() == [3, 8, 16, 16, 24, 24, 24]
-    assert Limit.make(LIMIT, False).count(np.array([3, 20]))[0].tolist() == [3, 8]
+    assert Limit.make(LIMIT, False).reads(np.array([3, 20]))[0].tolist() == [3, 8]
     assert Limit.make(None, True).starts(10_000) == [0]
 
 
@@ -145,7 +145,7 @@ def test_the_gradient_of_a_long_protein_is_that_of_its_windows_averaged(demo_enc
         return torch.nn.functional.cross_entropy(model.head(average_by_hand(model, collator, LONG, starts)), targets)
 
     expected, wrong = gradients(by_hand((0, 6, 9))), gradients(by_hand((0, 5, 9)))
-    assert expected.norm() > 0.1
+    assert expected.norm() > 0.01
     assert (ours - expected).norm() < 1e-4 * expected.norm()
     assert (ours - wrong).norm() > FAR * expected.norm()
 

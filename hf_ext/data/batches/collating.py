@@ -140,7 +140,7 @@ class SequenceCollator:
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
             tokenizer = self.tokenizers[name]
             residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
-            read, windows = limit_of(self, name).count(residues)
+            read, windows = limit_of(self, name).reads(residues)
             counted.append(read + windows * tokenizer.template.num_special)
         return np.stack(counted, axis=1)
 

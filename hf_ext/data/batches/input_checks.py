@@ -51,7 +51,7 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
             except DataError as error:
                 rows_above = _list_long(splits, columns, limit, source)
                 raise DataError(f"{error}\n{rows_above}") from error
-            read, _ = limit_of(collator, name).count(np.array([*above.values()]))
+            read, _ = limit_of(collator, name).reads(np.array([*above.values()]))
             more = sum((num - length) * counts[row] for num, (row, length) in zip(read.tolist(), above.items()))
             share = abs(more) / sum(length * counts[row] for row, length in lengths.items())
             rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"

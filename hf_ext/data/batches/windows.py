@@ -35,7 +35,7 @@ class Limit(NamedTuple):
         """Makes one whose windows overlap by a quarter, so that encoders read at most a third more."""
         return cls(residues, residues // OVERLAP_SHARE if residues and in_windows else None)
 
-    def count(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def reads(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Counts residues that an encoder reads of inputs of `lengths`, (n,), and windows in which it does."""
         windows = np.ones_like(lengths)
         most = lengths.max(initial=1) if self.residues is None else self.residues
