@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
     from .batches.tokenization import ResidueTokenizer
     from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels
+    from .batches.windows import WINDOWS, Limit, encode_windows, join_windows, limit_of
     from .cleaning import REJECTED_FILE, REJECTED_HEADER, RowSchema, format_errors
     from .columns import (
         TEACHER,

@@ -17,7 +17,7 @@ SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which r
 CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
-TooLong = Literal["error", "truncate"]
+TooLong = Literal["error", "truncate", "window"]
 NUMBERS = "numbers"  # what columns beside sequences become: an input of a head, and a part of batches
 KEPT = "_kept"  # column of rows with --filter_train: whether they may train; never a result's
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
@@ -57,8 +57,9 @@ class ReadingArguments:
     )
     too_long: TooLong = option(
         "truncate",
-        "Sequences that are too long: truncate (the end is cut off), or error (unusable). Left out, predict and "
-        "evaluate do as the model was trained.",
+        "Sequences that are too long: window (of hf-ext train: read in windows that overlap by a quarter, whose states "
+        "are averaged), truncate (the end is cut off), or error (unusable). Left out, predict and evaluate do as the "
+        "model was trained.",
     )
 
     def __post_init__(self) -> None:

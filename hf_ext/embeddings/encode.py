@@ -110,8 +110,8 @@ def _encode_shard(
         except DidNotFit as failure:
             if len(batch) == 1:
                 raise MemoryError(
-                    f"One sequence of {len(batch[0])} residues does not fit into memory. Use --max_residues, "
-                    "or half precision."
+                    f"One sequence of {len(batch[0])} residues does not fit into memory. Use --too_long "
+                    "truncate, --max_residues, or half precision."
                 ) from failure
             report.tokens_per_batch = len(batch) // 2 * longest
             logger.warning("Out of memory with %d sequences per batch; going on with half of them.", len(batch))

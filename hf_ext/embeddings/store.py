@@ -52,6 +52,7 @@ class EmbeddingStore:
         max_residues: what the encoder takes of one input, a pair counting both parts, None for any length. It is part
             of what a longer input, which is cut, is known by, and of no other: so what was cut is never taken for what
             was not, nor for what was cut otherwise.
+        overlap: of the windows in which longer inputs are read instead of being cut; they are known by it, too.
 
     Raises:
         CacheError: the folder cannot be made.
@@ -59,9 +60,12 @@ class EmbeddingStore:
     Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    def __init__(self, cache_dir: Path | str, key: dict[str, Any], max_residues: int | None = None) -> None:
+    def __init__(
+        self, cache_dir: Path | str, key: dict[str, Any], max_residues: int | None = None, overlap: int | None = None
+    ) -> None:
         self.key = key
         self.max_residues = max_residues
+        self.overlap = overlap
         text = json.dumps(key, sort_keys=True, indent=1)
         self.folder = Path(cache_dir) / hashlib.sha256(text.encode()).hexdigest()[:20]
         try:
@@ -184,11 +188,12 @@ class EmbeddingStore:
     def _keys(self, sequences: Sequence[str]) -> np.ndarray:
         """Returns what sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
         longest = self.max_residues
+        long = f" truncate {longest}" if self.overlap is None else f" windows of {longest} overlap {self.overlap}"
         keys = []
         for sequence in sequences:
             digest = hashlib.blake2b(sequence.encode("ascii"), digest_size=KEY_BYTES)
             if longest is not None and len(sequence) - sequence.count("|") > longest:
-                digest.update(f" truncate {longest}".encode("ascii"))
+                digest.update(long.encode("ascii"))
             keys.append(digest.digest())
         return np.array(keys, f"S{KEY_BYTES}")
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
             training_arguments,
             write_predictions,
         )
-        from ..reporting import describe_unread
+        from ..reporting import describe_inputs
         from ..text import start_run_log
         from .ranking import acquire, check_ranking, choose_batch
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
     for line in (
         *loaded.report["notes"],
-        *describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
+        *describe_inputs(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
     ):
         log.info(line)
     if own.rank is not None and own.rank > len(rows):

@@ -24,7 +24,7 @@ from ..property import (
     predicting,
     read_predictions,
 )
-from ..reporting import RunRecord, describe_unread, from_json
+from ..reporting import RunRecord, describe_inputs, from_json
 from ..text import LOGGER
 from ..training_args import FastTrainingArguments
 from .comparing import LabelledRows
@@ -80,7 +80,7 @@ class ScoredModel:
                 f"{', '.join(data_args.sequence_columns)}. Give columns of the same sequences the same names."
             )
         check_columns(column_names(rows), self.collator.numbers.columns, source, f" {self.name} reads it.")
-        for line in describe_unread(check_inputs(self.collator, {"rows": rows}, source)):
+        for line in describe_inputs(check_inputs(self.collator, {"rows": rows}, source)):
             LOGGER.info("%s: %s", self.name, line)
         with predicting(load_model(self.path), self.collator, args) as trainer:
             output = trainer.predict(rows)

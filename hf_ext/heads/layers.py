@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..baselines import TOKENS_PER_BATCH, solve_ridges
 from ..checkpoints import CheckpointStore, find_model
-from ..data import FloatArray, batches_by_tokens, draw_rows, label_array, read_columns
+from ..data import FloatArray, batches_by_tokens, draw_rows, join_windows, label_array, read_columns
 from ..embeddings import factorize, take_rows
 from ..evaluation import ResamplingGroups, compare_paired
 from ..hardware import detect_hardware
@@ -211,7 +211,7 @@ def _embed_layers(
 
     def keep(table: torch.Tensor, module: Any, given: Any, output: Any) -> None:
         states = output if torch.is_tensor(output) else output[0]
-        table[chosen] = pool(norm(states), batch).cpu()
+        table[chosen] = pool(*join_windows(norm(states), batch)).cpu()
 
     hooks = [layers_of(encoder)[i - 1].register_forward_hook(partial(keep, table)) for i, table in tables.items()]
     lengths = [sum(map(len, parts)) for parts in inputs]

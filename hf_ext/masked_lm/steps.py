@@ -182,6 +182,8 @@ def build_collator(
     """
     if data_args.missing_chains:
         raise ArgumentError("missing_chains: only affinity models and generators do without a chain; drop it.")
+    if data_args.too_long == "window":
+        raise ArgumentError("too_long=window: hf-ext mlm crops long sequences at random: use truncate, or error.")
     if len(data_args.sequence_columns) > 2:
         raise ArgumentError(f"sequence_columns={data_args.sequence_columns}: name one column, or two that form a pair.")
     columns = data_args.sequence_columns

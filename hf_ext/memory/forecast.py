@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from ..data import BatchLayout
+from ..data import WINDOWS, BatchLayout
 from ..labels import LabelKind
 from ..models import find_base_layers, recompute
 from .fakes import LayerSlice, copy_as_fake, fake_batch, give_layouts, slice_layers
@@ -223,19 +223,28 @@ def masked_lm_batch(length: int, locates_labels: bool, rows: int) -> dict[str, A
 
 
 def affinity_batch(
-    lengths: Mapping[str, int], embedded: Mapping[str, int], rows: int, kind: LabelKind
+    lengths: Mapping[str, int],
+    embedded: Mapping[str, int],
+    rows: int,
+    kind: LabelKind,
+    windows: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Makes rows for an `AffinityModel`.
 
     Args:
-        lengths: input name -> tokens, of those that are encoded while training.
+        lengths: input name -> tokens, of a row or a window, of those that are encoded while training.
         embedded: input name -> width, of those that come from the cache.
         kind: of the labels, one for each row.
+        windows: input name -> of each row, where there are several.
     """
     sequences = {}
     for name, length in lengths.items():
-        ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
-        sequences[name] = {"input_ids": ids, "attention_mask": ids, "residue_mask": ids.bool()}
+        num = (windows or {}).get(name, 1)
+        ids = torch.zeros(rows * num, length, dtype=torch.long, device="meta")
+        mask = torch.zeros(rows, num * length, dtype=torch.bool, device="meta")
+        sequences[name] = {"residue_mask": mask, "input_ids": ids, "attention_mask": ids}
+        if num > 1:
+            sequences[name][WINDOWS] = ids
     embeddings = {name: torch.zeros(rows, width, device="meta") for name, width in embedded.items()}
     labels = torch.zeros(rows, *kind.label_shape, dtype=kind.stack([]).dtype, device="meta")
     return {"sequences": sequences, "embeddings": embeddings, "labels": labels}

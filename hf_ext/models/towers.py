@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data import join_windows
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec
 from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
@@ -149,7 +150,7 @@ class TowerModel(PreTrainedModel):
 
         Args:
             name: input name, such as `heavy` or `heavy+light`.
-            batch: `ResidueTokenizer`'s tensors, (n, tokens).
+            batch: `ResidueTokenizer`'s tensors, (n, tokens), or windows of proteins, which are put together first.
 
         Returns:
             (rows or residues, width), float32.
@@ -163,10 +164,10 @@ class TowerModel(PreTrainedModel):
         # Frozen encoders ignore Trainer's autocast, so that live and cached embeddings agree; the others follow it.
         own = torch.autocast(tokens["input_ids"].device.type, self.encoder_autocast, self.encoder_autocast is not None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen), own if frozen else nullcontext():
-            states = encoder(**tokens).last_hidden_state
+            states, masks = join_windows(encoder(**tokens).last_hidden_state, batch)
         if self.config.kind.per_residue:
-            return states[batch["residue_mask"]].float()
-        return self.pooling_of(name)(states, batch)
+            return states[masks["residue_mask"]].float()
+        return self.pooling_of(name)(states, masks)
 
     def quantize_bases(self) -> int:
         """Stores what is beside adapters in 4 bits, see `models.lora.quantize`; returns the bytes that this saves."""

@@ -252,19 +252,27 @@ def build_collator(model: AffinityModel, data_args: DataArguments, max_length: i
     """Builds the collator for a model's inputs, with each encoder's own tokenizer and length limit.
 
     Args:
-        max_length: lowers the limits, in tokens, special ones included.
+        max_length: the limit, in tokens, special ones included; that of a table of positions is only lowered.
 
     Raises:
-        ArgumentError: `max_length` leaves no room for residues.
+        ArgumentError: `max_length` leaves no room for residues, or no encoder has so many positions.
     """
     specs = model.config.encoder_specs
+    tables = [limit_of_positions(spec.config) for spec in specs]
+    if max_length is not None and all(tables) and max_length > max(table or 0 for table in tables):
+        raise ArgumentError(
+            f"--max_length {max_length}: {specs[0].name_or_path!r} has positions for {tables[0]} tokens. Leave it out, "
+            "and longer proteins are read in windows (--too_long window), or take an encoder without a table of "
+            "positions (ESM-2, ESM C)."
+        )
     loaded = [load_tokenizer(spec.name_or_path, spec.revision) for spec in specs]
     tokenizers = {}
     for name, columns in model.config.input_columns.items():
         index = model.tower_of(name).encoder
-        own = limit_of_positions(specs[index].config) or loaded[index].model_max_length
-        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), min(own, max_length or own))
-        if max_length is not None and max_length < own:
+        own = tables[index] or loaded[index].model_max_length
+        limit = min(max_length or own, tables[index] or max_length or own)
+        tokenizers[name] = ResidueTokenizer(loaded[index], len(columns), limit)
+        if limit == max_length:
             tokenizers[name].limited_by = f"--max_length {max_length} allows"
     given = data_args.too_long, [*data_args.missing_chains], model.config.kind
     numbers = NumberColumns.from_state(model.config.numbers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +105,7 @@ def make_dry_run(
                 args,
                 model,
                 [_dry_run_part(model, index, lengths) for index in range(len(model.config.encoder_specs))],
-                partial(_as_trained, model, lengths.longest),
+                partial(_as_trained, model, lengths),
                 lengths,
                 rows=splits.get("train"),
                 inputs=SimpleNamespace(columns=inputs),
@@ -125,7 +124,8 @@ def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part
     part = dry_run_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
     num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
     if model.config.kind.per_residue:
-        num_bytes = round(part.num_distinct * lengths.mean[names[0]] * part.width * STATE_BYTES)
+        tokens = lengths.mean[names[0]] * lengths.windows.get(names[0], 1)
+        num_bytes = round(part.num_distinct * tokens * part.width * STATE_BYTES)
     test = lengths.num_rows.get("test", 0)
     fitted = zip(("train", "validation"), PRETRAINED_ROWS)
     known = test + sum(min(lengths.num_rows.get(split, 0), most) for split, most in fitted)
@@ -133,7 +133,7 @@ def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part
     return replace(part, stored_bytes=num_bytes, num_scored=scored)
 
 
-def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) -> tuple[AffinityModel, MakeBatch]:
+def _as_trained(model: AffinityModel, lengths: RowLengths, plan: Plan) -> tuple[AffinityModel, MakeBatch]:
     """Makes the model as it trains, with the frozen encoders that then run.
 
     The others' embeddings are read from the cache.
@@ -152,7 +152,8 @@ def _as_trained(model: AffinityModel, longest: Mapping[str, int], plan: Plan) ->
             in_half = plan["encoder_precision"].settings.get("mode") == "weights"
             made.encoders[str(index)] = encoder.to(torch.bfloat16) if in_half else encoder
     made._list_references()
+    longest = lengths.longest
     live = {name: num for name, num in longest.items() if not is_cached or name not in made.frozen_inputs}
     embedded = {name: width for name, width in made.input_sizes.items() if name not in live}
     labels = 1 if live or not model.config.kind.per_residue else max(longest.values())
-    return made, lambda rows: affinity_batch(live, embedded, rows * labels, kind)
+    return made, lambda rows: affinity_batch(live, embedded, rows * labels, kind, lengths.most_windows)

@@ -115,7 +115,7 @@ class AffinityPredictor:
                 its encoder and `predictor.collator.too_long` is "error"; a prediction is not finite; all refused
                 rows are named, counted from 1.
 
-        A model that was trained on cut sequences (`--too_long truncate`) cuts, with a warning.
+        What is too long is read in windows, or cut, with a warning, as in training (`--too_long`).
 
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.

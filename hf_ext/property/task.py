@@ -32,6 +32,7 @@ class AffinityTask(Task):
     defaults = {
         **USUAL,
         "output_dir": "outputs/affinity",
+        "too_long": "window",
         "learning_rate": 1e-3,
         "num_train_epochs": 30,
         "per_device_train_batch_size": 32,

@@ -116,10 +116,10 @@ def data_limits(data: DataRecord) -> list[str]:
         lines.append("The data was streamed: whether test sequences were trained on too was not looked for.")
     lines += [*filter(None, [describe_repeated(data.leaks)]), *describe_near_copies(data.leaks)]
     for name, one in data.inputs.items():
-        if one.longest and not one.cut:
+        if one.longest and not one.cut and not one.windows:
             longest = units.number(one.longest)
             lines.append(f"{name}: the longest input seen has {longest} residues; longer ones are untested.")
-    return [*lines, *_describe_unread(data)]
+    return [*lines, *_describe_windows(data), *_describe_unread(data)]
 
 
 # --- in the log -------------------------------------------------------------------------------------------------------
@@ -146,6 +146,7 @@ def summarize_data(report: Facts) -> str:
     lines += [f"  {line}" for line in describe_near_copies(leaks)[:1]]  # of whole rows; the report has each column
     longest = ", ".join(f"{name} {one.longest:,}" for name, one in data.inputs.items() if one.longest)
     lines += [f"  residues of the longest input: {longest}"] if longest else []
+    lines += [f"  {line}" for line in _describe_windows(data)]
     return "\n".join([*lines, *(f"  WARNING: {line}" for line in _describe_unread(data)), *notes])
 
 
@@ -161,6 +162,16 @@ def _describe_missing(data: DataRecord) -> list[str]:
 def describe_unread(inputs: Facts) -> Iterator[str]:
     """Yields what encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
     return _describe_unread(from_json(DataRecord, {"inputs": inputs}))
+
+
+def describe_inputs(inputs: Facts) -> list[str]:
+    """Returns that, and what they read in windows."""
+    data = from_json(DataRecord, {"inputs": inputs})
+    return [*_describe_windows(data), *_describe_unread(data)]
+
+
+def _describe_windows(data: DataRecord) -> list[str]:
+    return [f"{name}: {one.windows}" for name, one in data.inputs.items() if one.windows]
 
 
 def _describe_unread(data: DataRecord) -> Iterator[str]:

@@ -175,6 +175,7 @@ class Inputs(Recorded):
 
     longest: int = 0
     cut: str = ""
+    windows: str = ""
     unknown_share: float = 0
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from datasets import Dataset
 from torch import nn
 
-from ..data import DataArguments, check_inputs, is_on_hub, read_columns
+from ..data import DataArguments, Limit, check_inputs, is_on_hub, limit_of, read_columns
 from ..errors import HfExtError
 from ..files import Facts, Json
 from ..plan import Plan
@@ -103,7 +103,8 @@ class RowLengths:
 
     Attributes:
         num_rows: of each split; of a stream, how many of its first rows stand for all.
-        mean, longest: input -> tokens of a training row.
+        mean, longest: input -> tokens of a training row, or of the windows in which it is read.
+        windows, most_windows: input -> in how many a training row is read, in the mean and at most; nothing: in one.
         num_distinct: input -> distinct sequences in all splits; nothing of a stream.
     """
 
@@ -112,6 +113,8 @@ class RowLengths:
     longest: Mapping[str, int]
     num_distinct: Mapping[str, int] = field(default_factory=dict)
     is_stream: bool = False
+    windows: Mapping[str, float] = field(default_factory=dict)
+    most_windows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,21 +151,24 @@ class Stage:
     @property
     def num_tokens(self) -> int:
         """Of all training rows."""
-        return round(self.num_rows.get("train", 0) * sum(self.lengths.mean.values()))
+        windows = self.lengths.windows
+        tokens = sum(mean * windows.get(name, 1) for name, mean in self.lengths.mean.items())
+        return round(self.num_rows.get("train", 0) * tokens)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest training row, at most."""
-        return sum(self.lengths.longest.values())
+        windows = self.lengths.most_windows
+        return sum(longest * windows.get(name, 1) for name, longest in self.lengths.longest.items())
 
 
-def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Mapping[str, int | None]) -> RowLengths:
+def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Mapping[str, Limit]) -> RowLengths:
     """Reads lengths of the rows of `splits`, of a stream of its first `STREAM_ROWS`. Cost: one pass over the columns.
 
     Args:
         splits: without rows, inputs are taken for `UNKNOWN_LENGTH` long.
         inputs: input -> its columns.
-        limits: input -> residues at which it is cropped.
+        limits: input -> residues above which it is cropped, or read in windows.
     """
     is_stream = "train" in splits and not hasattr(splits["train"], "__len__")
     if is_stream:
@@ -170,14 +176,19 @@ def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Map
     mean: dict[str, float] = dict.fromkeys(inputs, UNKNOWN_LENGTH)
     longest = dict.fromkeys(inputs, UNKNOWN_LENGTH)
     num_distinct = dict.fromkeys(inputs, 0)
+    windows: dict[str, float] = {}
+    most_windows: dict[str, int] = {}
     for name, columns in inputs.items() if "train" in splits else ():
         rows = {split: read_columns(dataset, columns) for split, dataset in splits.items()}
         lengths = np.array([sum(map(len, row)) for row in rows["train"]])
-        tokens = np.minimum(lengths, limits.get(name) or lengths.max(initial=1)) + SPECIAL_TOKENS
-        mean[name] = float(tokens.mean())
-        longest[name] = int(tokens.max(initial=1))
+        read, parts = limits.get(name, Limit()).reads(lengths)
+        windows[name] = float(parts.mean())
+        most_windows[name] = int(parts.max(initial=1))
+        mean[name] = float(read.mean()) / windows[name] + SPECIAL_TOKENS
+        longest[name] = int((read // parts).max(initial=1)) + SPECIAL_TOKENS
         num_distinct[name] = 0 if is_stream else len(set(chain.from_iterable(rows.values())))
-    return RowLengths({name: len(rows) for name, rows in splits.items()}, mean, longest, num_distinct, is_stream)
+    num_rows = {name: len(rows) for name, rows in splits.items()}
+    return RowLengths(num_rows, mean, longest, num_distinct, is_stream, windows, most_windows)
 
 
 @dataclass
@@ -229,8 +240,8 @@ class DryRun:
         data_args: DataArguments,
         build_collator: Callable[[], Any],
         max_length: int | None = None,
-    ) -> dict[str, int | None]:
-        """Checks vocabulary and length limits where the tokenizers are at hand; the limits of inputs, in residues.
+    ) -> dict[str, Limit]:
+        """Checks vocabulary and length limits where the tokenizers are at hand; the limits of inputs.
 
         Args:
             names: of the encoders; None: new ones.
@@ -241,12 +252,15 @@ class DryRun:
             self.notes.append(f"{', '.join(absent)}: tokenizer not at hand, so input lengths are checked by the run.")
             # Of tokens one or two are special: that much too long is near enough for what a run would take.
             limit = min(filter(None, (data_args.max_residues, max_length)), default=None)
-            return dict.fromkeys(inputs, limit if data_args.too_long != "error" else None)
+            if data_args.too_long == "error":
+                return {}
+            in_windows = data_args.too_long == "window"
+            return {name: Limit.make(limit, in_windows and len(columns) == 1) for name, columns in inputs.items()}
 
-        def check() -> dict[str, int | None]:
+        def check() -> dict[str, Limit]:
             collator = build_collator()
             self.report["inputs"] = check_inputs(collator, splits, data_args.dataset_name)
-            return {name: tokenizer.max_residues for name, tokenizer in collator.tokenizers.items()}
+            return {name: limit_of(collator, name) for name in collator.tokenizers}
 
         return (self.attempt("inputs", check) if splits else None) or {}
 

@@ -36,6 +36,7 @@ def dry_run_encoder(
         names: of the inputs that it reads.
     """
     length = max(8, round(sum(lengths.mean[name] for name in names) / len(names)))
+    windows = sum(lengths.windows.get(name, 1) for name in names) / len(names)
     per_token, per_pair = flops_coefficients(copy.deepcopy(model).requires_grad_(False))  # forward
     name = source or type(model).__name__
     config = model.config.to_dict()
@@ -45,8 +46,8 @@ def dry_run_encoder(
         training=training,
         width=int(config.get("hidden_size") or config["d_model"]),
         num_parameters=num_parameters,
-        flops=per_token * length + per_pair * length**2,
-        make_step=partial(_make_layer, config, length),
+        flops=windows * (per_token * length + per_pair * length**2),
+        make_step=partial(_make_layer, config, length, windows),
         inputs_per_row=len(names),
         num_distinct=sum(lengths.num_distinct[name] for name in names),
         download_bytes=0 if _is_at_hand(source) else num_parameters * WEIGHT_BYTES,
@@ -61,14 +62,15 @@ def _is_at_hand(source: str | None) -> bool:
     return any(isinstance(file, str) for file in files)
 
 
-def _make_layer(config: Json, length: int, device: str, num: int) -> Step | None:
+def _make_layer(config: Json, length: int, windows: float, device: str, num: int) -> Step | None:
     if num > 1 and num * length > (CPU_TOKENS_PER_BATCH if device == "cpu" else GPU_TOKENS_PER_BATCH):
         return None
     layers = "num_layers" if "num_layers" in config else "num_hidden_layers"
     num_timed = min(TIMED_LAYERS, config[layers])
     encoder: Any = build_encoder(EncoderSpec("", {**config, layers: num_timed})).eval().to(device)
     ids = (torch.arange(num * length) % 20 + 4).view(num, length).to(device)  # ids of residues
-    return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, num_timed / config[layers])
+    share = num_timed / config[layers] / windows
+    return Step(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, share)
 
 
 def with_adapters(model: nn.Module, args: FastTrainingArguments, plan: Plan) -> Any:

@@ -22,7 +22,7 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data import NUMBERS, TEACHER, column_names, read_columns
+from ..data import NUMBERS, TEACHER, column_names, limit_of, read_columns
 from ..embeddings import (
     SHARD_STATES,
     EmbeddedDataset,
@@ -221,7 +221,7 @@ class EmbeddingCache:
         return torch.cat([*chain.from_iterable(blocks)] if self._per_residue else blocks)
 
     def key(self, name: str) -> Json:
-        """Returns all that decides the value of embeddings of input `name`; how long ones are cut is known apart."""
+        """Returns all that decides the value of embeddings of input `name`; how long ones are read is known apart."""
         model = self._trainer.model
         collator = self._trainer.data_collator
         tower = model.tower_of(name)
@@ -293,7 +293,9 @@ class EmbeddingCache:
     def _check_room(self, name: str, store: EmbeddingStore, sequences: Sequence[str]) -> None:
         """Says what the states of residues that are not stored yet will take, and refuses where the disk lacks it."""
         missing = store.missing(sequences)
-        longest = store.max_residues or max(map(len, missing), default=0)
+        longest = max(map(len, missing), default=0)
+        if store.max_residues is not None and store.overlap is None:
+            longest = store.max_residues
         num_bytes = 2 * self._trainer.model.embedding_sizes[name] * sum(min(len(one), longest) for one in missing)
         size = f"{len(missing):,} sequences of input '{name}' take {num_bytes / 1e9:.2g} GB in float16"
         free = shutil.disk_usage(store.folder).free
@@ -308,13 +310,12 @@ class EmbeddingCache:
 
     def _open(self, name: str) -> EmbeddingStore:
         key = self._trainer.embedding_key(name)
-        collator = self._trainer.data_collator
-        longest = collator.tokenizers[name].max_residues
-        identity = json.dumps([key, longest], sort_keys=True)
+        limit = limit_of(self._trainer.data_collator, name)
+        identity = json.dumps([key, limit], sort_keys=True)
         if identity not in self._stores:
             cache_dir = os.path.expanduser(self._settings["cache_dir"])
             with self._trainer.args.main_process_first(local=False):  # which removes what does not verify
-                self._stores[identity] = EmbeddingStore(cache_dir, key, longest)
+                self._stores[identity] = EmbeddingStore(cache_dir, key, *limit)
             # Shards are dealt by position in the list of what is missing: no process writes while one reads its index.
             self._team.wait_for_everyone()
         return self._stores[identity]

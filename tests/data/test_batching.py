@@ -102,7 +102,7 @@ def test_a_row_above_the_budget_and_no_rows_are_refused():
         budget([])
 
 
-@pytest.mark.parametrize(("too_long", "limit"), [("error", None), ("truncate", 6)])
+@pytest.mark.parametrize(("too_long", "limit"), [("error", None), ("truncate", 6), ("window", 6)])
 def test_counted_tokens_are_those_the_collator_makes(make_affinity, too_long, limit):
     _, collator = make_affinity()
     collator.too_long = too_long

@@ -13,6 +13,7 @@ from ranks import leave
 NUM_ROWS = 13  # two steps of 8 and 5 rows: processes have unequal numbers, and labels that are not known
 PER_RANK = "per_rank"  # the broken twin: each process divides by the labels that it knows itself
 CASES = {**{name: (name, "full") for name in KINDS}, "cached_residues": ("residue_classes", "frozen")}
+CASES["windows"] = ("residue_classes", "lora")  # of proteins of up to 33 residues
 CASES |= {"taught_numbers": ("numbers", "full"), "taught_classes": ("classes", "frozen")}  # by a teacher, too
 
 
@@ -25,6 +26,9 @@ def train(case: str, folder: Path, encoder: str):
     settings |= {"average_tokens_across_devices": case != PER_RANK}
     settings |= {"speedups": ["embedding_cache"]} if training == "frozen" else {}
     trainer = make_trainer(name, folder, encoder, training, num=NUM_ROWS, taught=case.startswith("taught"), **settings)
+    if case == "windows":
+        trainer.data_collator.too_long = "window"
+        trainer.data_collator.resolve_long(None, 10)
     trainer.model.head.layers[-1].bias.data = torch.linspace(-1, 2, trainer.model.head.num_outputs or 1)
     trainer.train()
     output = trainer.predict(trainer.eval_dataset)

@@ -249,8 +249,9 @@ SEQUENCES = [
         cell(LONG[:1022], "--too_long error"),
     ),
     Mistake(
-        "too long for the encoder, and nothing was said of it",
-        Case({(5, "sequence"): LONG, (9, "sequence"): LONG}),  # 58 rows of 20 residues, and these
+        "too long for the encoder, and to be cut",
+        # 58 rows of 20 residues, and these
+        Case({(5, "sequence"): LONG, (9, "sequence"): LONG}, words="--too_long truncate"),
         (
             "sequence: longer than the 1,022 residues that its encoder takes: 1 of 59 sequences (2 of 60 rows)",
             "156 residues, 4.64% of all, are not read",

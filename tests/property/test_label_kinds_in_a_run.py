@@ -261,7 +261,7 @@ def test_a_csv_with_the_probabilities_of_some_classes_alone_is_refused(train, tm
 
 
 def test_residues_behind_what_a_model_reads_are_not_scored_as_if_they_were_predicted(train, tmp_path):
-    results, folder = train("residues", "--max_length 12")
+    results, folder = train("residues", "--max_length 12 --too_long truncate")
     make_table("residues", tmp_path / "new.csv")
     table = pd.read_csv(tmp_path / "new.csv", dtype=str)
     table.apply(lambda column: column.str[:10]).to_csv(tmp_path / "cut.csv", index=False)

@@ -1,4 +1,4 @@
-"""Proteins longer than an encoder takes: cut with one line that says what is lost, or refused where that was asked."""
+"""Proteins longer than an encoder takes: read in windows, or cut with one line that says what is lost, or refused."""
 
 import csv
 from collections.abc import Callable
@@ -8,12 +8,13 @@ import commands
 import pytest
 from mistakes import make_sequence
 
-from hf_ext.errors import DataError
+from hf_ext.errors import ArgumentError, DataError
 from hf_ext.property import TASK, AffinityPredictor
 from hf_ext.tasks import find_task
 
 LONG, OTHER = make_sequence(1, 40), make_sequence(2, 50)  # the run below reads 30
 SPLITS = ("train", "train", "validation", "test")
+CUT = "--max_length 32 --too_long truncate"
 QUICK = "--num_train_epochs 1 --head_sizes 8 --disable_tqdm true --use_cpu true --split_column split"
 # 4 rows of 40 and 1 of 50 residues lose 10 each and 20, of 35 * 20 + 4 * 40 + 50.
 LOST = (
@@ -59,7 +60,7 @@ def read_predictions(path: Path) -> list[float]:
 
 
 def test_a_run_cuts_them_and_says_once_how_many_how_much_and_what_to_do_instead(train):
-    folder = train("--max_length 32")
+    folder = train(CUT)
     log = (folder / "run.log").read_text()
     assert log.count(LOST) == log.count("longer than the") == 1
     for page in ("report.html", "README.md"):
@@ -67,7 +68,7 @@ def test_a_run_cuts_them_and_says_once_how_many_how_much_and_what_to_do_instead(
 
 
 def test_a_model_predicts_long_proteins_as_it_was_trained_and_says_so(train, table, tmp_path, capfd):
-    folder, output = train("--max_length 32"), tmp_path / "predictions.csv"
+    folder, output = train(CUT), tmp_path / "predictions.csv"
     given = f"--model {folder} --dataset_name {table} --output {output} --use_cpu true --disable_tqdm true"
     commands.predict(given.split())
     said = "sequence: longer than the 30 residues that this model reads: 2 of 37 sequences (5 of 40 rows)"
@@ -81,21 +82,57 @@ def test_a_model_predicts_long_proteins_as_it_was_trained_and_says_so(train, tab
         commands.predict([*given.split(), "--too_long", "error"])
 
 
+def test_without_a_flag_they_are_read_in_windows_and_later_too_and_it_is_said_what_that_costs(
+    train, table, tmp_path, capfd, caplog
+):
+    folder = train("--max_length 32")
+    # Windows of 30 that begin at 0 and 10, and at 0 and 20: 20 more residues of 40, 10 more of 50.
+    said = "2 of 37 sequences (5 of 40 rows). They are read in windows that overlap by 7 residues or more, 9.89% more"
+    assert (folder / "run.log").read_text().count(said) == 1
+    assert "not read" not in (folder / "run.log").read_text()
+    for page in ("report.html", "README.md"):
+        assert "They are read in windows" in (folder / page).read_text(), page
+    output = tmp_path / "predictions.csv"
+    given = f"--model {folder} --dataset_name {table} --output {output} --use_cpu true --disable_tqdm true"
+    commands.predict(given.split())
+    assert said in "".join(capfd.readouterr())
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    whole, cut = predictor.predict([{"sequence": LONG}, {"sequence": LONG[:30]}])
+    assert read_predictions(output)[0] == pytest.approx(whole, abs=1e-4)
+    assert abs(whole - cut) > 1e-3
+    assert "too long" not in caplog.text
+    commands.predict([*given.split(), "--too_long", "truncate"])
+    assert read_predictions(output)[0] == pytest.approx(cut, abs=1e-4)
+    commands.evaluate(f"--models {folder} --dataset_name {table} --use_cpu true --disable_tqdm true".split())
+    assert said in "".join(capfd.readouterr())
+
+
+def test_the_doctor_counts_windows_of_a_model_whose_positions_end(table, demo_encoders, tmp_path, capsys):
+    given = f"--dataset_name {table} --encoders {demo_encoders[0]} --output_dir {tmp_path} {QUICK} --use_peft"
+    assert commands.examine([*given.split(), "--max_length", "32"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "read in windows that overlap by 7 residues or more" in said
+
+
+def test_masked_language_models_refuse_windows_that_they_do_not_read(table, tmp_path):
+    given = f"--dataset_name {table} --model_size demo --output_dir {tmp_path} --too_long window --max_steps 1"
+    with pytest.raises(ArgumentError, match="crops long sequences at random"):
+        find_task("masked_lm").main(given.split())
+
+
 def test_python_cuts_with_a_warning(train, caplog):
-    AffinityPredictor.from_pretrained(train("--max_length 32"), device="cpu").predict([{"sequence": OTHER}])
+    AffinityPredictor.from_pretrained(train(CUT), device="cpu").predict([{"sequence": OTHER}])
     assert "1 of 1 sequences (1 of 1 rows)" in caplog.text
 
 
 def test_models_are_scored_on_cut_proteins_with_one_line_for_each(train, table, capfd):
-    folder = train("--max_length 32")
+    folder = train(CUT)
     commands.evaluate(f"--models {folder} --dataset_name {table} --use_cpu true --disable_tqdm true".split())
     assert "".join(capfd.readouterr()).count("longer than the 30 residues that this model reads") == 1
 
 
 def test_error_refuses_them_in_training_and_later_predictions(train, table, tmp_path):
-    with pytest.raises(
-        DataError, match=r"has 50 residues; --max_length 32 allows 30\. Use --too_long truncate\."
-    ) as error:
+    with pytest.raises(DataError, match=r"has 50 residues; --max_length 32 allows 30\. Use --too_long window") as error:
         train("--max_length 32 --too_long error")
     assert "5 rows are too long: row 2 of train (40 residues)" in str(error.value)
     folder, output = train("--max_length 52 --too_long error"), tmp_path / "predictions.csv"
@@ -110,7 +147,7 @@ def test_error_refuses_them_in_training_and_later_predictions(train, table, tmp_
 
 
 def test_the_doctor_says_what_the_run_will_say(table, demo_encoders, tmp_path, capsys):
-    given = f"--dataset_name {table} --encoders {demo_encoders[1]} --output_dir {tmp_path} {QUICK} --max_length 32"
+    given = f"--dataset_name {table} --encoders {demo_encoders[1]} --output_dir {tmp_path} {QUICK} {CUT}"
     assert commands.examine(given.split()) == 0
     assert LOST in " ".join(capsys.readouterr().out.split())
 

@@ -20,18 +20,19 @@ from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE
 from .number_columns import NumberColumns
 from .tokenization import ResidueTokenizer
+from .windows import encode_windows, limit_of
 
 INPUTS_NAME = "inputs.json"
 OPTIONS = ("too_long", "missing_chains")
 
 
 class SequenceCollator:
-    """Tokenizes each encoder input of a batch; truncates what is too long; stacks labels and bounds.
+    """Tokenizes each encoder input of a batch, in windows what is too long; stacks labels and bounds.
 
     Args:
         tokenizers: input name -> its tokenizer.
         columns: input name -> the one or two columns it reads.
-        too_long: "error" or "truncate" for inputs above the tokenizer's limit.
+        too_long: "window", "truncate" or "error" for inputs above the tokenizer's limit. Of pairs "window" truncates.
         missing_chains: columns that may be "". Of a pair, the other chain is then encoded alone. An input that a row
             lacks altogether is not encoded: `sequences` holds the rows that have it, and with them `place`, (n,) int64,
             which of these each row of the batch is, -1 where it lacks the input.
@@ -84,7 +85,7 @@ class SequenceCollator:
     def resolve_long(self, too_long: TooLong | None, max_residues: int | None) -> None:
         """Sets what becomes of long inputs from here on; None leaves it as it is."""
         self.too_long = too_long or self.too_long
-        for tokenizer in self.tokenizers.values() if self.too_long == "truncate" else ():
+        for tokenizer in self.tokenizers.values() if self.too_long != "error" else ():
             tokenizer.limit(max_residues, "--max_residues allows")
 
     @property
@@ -157,14 +158,14 @@ class SequenceCollator:
         return batch
 
     def count_tokens(self, dataset: object) -> np.ndarray:
-        """Counts tokens of each row, special ones included, of the inputs that `dataset` has: (rows, inputs), int64."""
+        """Counts tokens that encoders read of each row, special ones included: (rows, inputs that it has), int64."""
         names = set(column_names(dataset))
         counted = []
         for name in (name for name, columns in self.columns.items() if set(columns) <= names):
             tokenizer = self.tokenizers[name]
             residues = np.array(row_lengths(dataset, {name: self.columns[name]}), np.int64)
-            limit = residues if self.too_long == "error" else tokenizer.max_residues or residues
-            counted.append(np.minimum(residues, limit) + tokenizer.template.num_special)
+            read, windows = limit_of(self, name).reads(residues)
+            counted.append(read + windows * tokenizer.template.num_special)
         return np.stack(counted, axis=1)
 
     def encode_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -184,14 +185,16 @@ class SequenceCollator:
     def encode(self, name: str, *chains: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encodes as `encode_rows` does, from one list of strings per column."""
         tokenizer = self.tokenizers[name]
-        limit = tokenizer.max_residues
+        limit = limit_of(self, name)
         longest = max(sum(map(len, row)) for row in zip(*chains))
-        if limit is None or longest <= limit:
+        if limit.residues is None or longest <= limit.residues:
             return tokenizer(*chains)
-        if self.too_long == "truncate":
-            return tokenizer(*_truncate(chains, limit))
-        told = f"Input '{name}' has {longest} residues; {tokenizer.limited_by} {limit}"
-        raise DataError(f"{told}. Use --too_long truncate.")
+        if limit.overlap is not None:
+            return encode_windows(tokenizer, chains[0], limit)
+        if self.too_long != "error":
+            return tokenizer(*_truncate(chains, limit.residues))
+        told = f"Input '{name}' has {longest} residues; {tokenizer.limited_by} {limit.residues}"
+        raise DataError(f"{told}. Use --too_long window, or --too_long truncate.")
 
 
 def _truncate(chains: Sequence[Sequence[str]], limit: int) -> list[list[str]]:

@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from accelerate.utils import find_batch_size
 
+from .windows import WINDOWS, take_proteins
+
 # Which of the inputs beside it each row of a batch has, -1 for none: of `SequenceCollator` and of `AntibodyCollator`.
 INDICES = {"place", "antigen_index"}
 OF_ROWS = {"labels", "affinity"}  # what has an entry for each row beside such an index
@@ -57,9 +59,11 @@ def _take(value: Any, rows: int, part: Any) -> Any:
         used = named.clamp(min=0).unique()  # beside rows that name none, the first goes along unread
         shared = max(1, int(value[name].max()) + 1), used
         numbers[name] = torch.searchsorted(used, named).masked_fill(named < 0, -1)
+    others = {name: one for name, one in value.items() if name not in ("layout", *numbers)}
+    if WINDOWS in value:
+        return cast(Any, type(value))({**take_proteins(others, shared[1]), **numbers})
     taken = {
         name: _take(one, rows, part) if numbers and name in OF_ROWS else _take(one, *shared)
-        for name, one in value.items()
-        if name not in ("layout", *numbers)
+        for name, one in others.items()
     }
     return cast(Any, type(value))({**taken, **numbers})

@@ -8,10 +8,13 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
 from ...errors import DataError
 from ..arguments import NUMBERS
 from ..columns import read_columns
 from .tokenization import NO_LIMIT
+from .windows import limit_of
 
 STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
@@ -27,7 +30,8 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
 
     Returns:
         Per input: the share of unknown residues; the longest row in residues; and where rows are cut `cut`, a sentence
-        that says by what, how many sequences and rows, and how much is lost. Of columns beside sequences `cut` alone.
+        that says by what, how many sequences and rows, and how much is lost; where they are read in windows `windows`,
+        one that says how many, and what it costs. Of columns beside sequences `cut` alone.
 
     Raises:
         DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
@@ -49,14 +53,25 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
             except DataError as error:
                 rows_above = _list_long(splits, columns, limit, source)
                 raise DataError(f"{error}\n{rows_above}") from error
-            lost = sum((length - limit) * counts[row] for row, length in above.items())
-            share = lost / sum(length * counts[row] for row, length in lengths.items())
+            read, _ = limit_of(collator, name).reads(np.array([*above.values()]))
+            more = sum((num - length) * counts[row] for num, (row, length) in zip(read.tolist(), above.items()))
+            share = abs(more) / sum(length * counts[row] for row, length in lengths.items())
             rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"
-            report[name]["cut"] = (
+            told = (
                 f"longer than the {limit:,} residues that {tokenizer.limited_by}: {len(above):,} of {len(counts):,} "
-                f"sequences ({rows}). {collator.CUT}; {lost:,} residues, {share:.2%} of all, are not read. Instead: "
-                "cut them into domains, take an encoder for longer ones, or refuse them with --too_long error."
+                f"sequences ({rows})."
             )
+            overlap = limit_of(collator, name).overlap
+            if overlap is not None:
+                report[name]["windows"] = (
+                    f"{told} They are read in windows that overlap by {overlap:,} residues or more, {share:.2%} more "
+                    "residues in all."
+                )
+            else:
+                report[name]["cut"] = (
+                    f"{told} {collator.CUT}; {-more:,} residues, {share:.2%} of all, are not read. Instead: cut them "
+                    "into domains, take an encoder for longer ones, or refuse them with --too_long error."
+                )
     return report
 
 
