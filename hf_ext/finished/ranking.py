@@ -7,6 +7,7 @@ Biometrika 25 (1933).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import Levenshtein
@@ -16,7 +17,6 @@ from ..errors import ArgumentError
 from ..evaluation import FloatArray
 from ..heads import require_spread
 from ..labels import LabelKind
-from ..models import AffinityConfig
 from ..property import PredictArguments
 
 GREEDY = "greedy"
@@ -24,7 +24,7 @@ OWNERS = {"by": None, "beta": "ucb", "minimize": None, "diverse": None, "seed": 
 CANDIDATES = 2  # times the batch, with `diverse`
 
 
-def check_ranking(own: PredictArguments, explicit: Collection[str], config: AffinityConfig, is_stream: bool) -> None:
+def check_ranking(own: PredictArguments, explicit: Collection[str], config: Any, is_stream: bool) -> None:
     """Checks that a model can rank as it is asked to, before a row is read.
 
     Args:

@@ -176,7 +176,7 @@ def conformal_half_widths(
     return np.append(errors[order], np.inf)[place]
 
 
-def half_width(stored: Mapping[str, Any] | None, level: float, stds: FloatArray | float = 1.0) -> Any:
+def half_width(stored: Mapping[str, Any] | None, level: float, stds: FloatArray | float | None = 1.0) -> Any:
     """Returns half the width of an interval around a prediction, label units: of all rows, or if
     `stored["times_std"]` in proportion to `stds`, of each.
 
@@ -208,7 +208,7 @@ def half_width(stored: Mapping[str, Any] | None, level: float, stds: FloatArray 
             f"behind this model's intervals are {describe_basis(stored)}, which allow {highest:g} at most. Ask for "
             "less, or train with more to validate on."
         )
-    return found * stds if stored.get("times_std") else found
+    return found if stds is None or not stored.get("times_std") else found * stds
 
 
 def least_groups(level: float) -> int:

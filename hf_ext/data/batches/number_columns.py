@@ -52,10 +52,10 @@ class NumberColumns:
                 "missing": len(values) - len(known),
             }
         named = {name: sorted({*_read_names(train, name)}) for name in categories}
-        for name, known in named.items():
-            if len(known) > min(MAX_CATEGORIES, len(train) - 1):
+        for name, names in named.items():
+            if len(names) > min(MAX_CATEGORIES, len(train) - 1):
                 raise DataError(
-                    f"column {name!r}: {len(known):,} categories in {len(train):,} training rows; {MAX_CATEGORIES} are "
+                    f"column {name!r}: {len(names):,} categories in {len(train):,} training rows; {MAX_CATEGORIES} are "
                     "allowed, and fewer than rows. Join rare ones, or name amounts in --numeric_columns."
                 )
         return cls(measured, named)
