@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         from ..property import (
             HIGH,
             LOW,
+            bind_vectors,
             check_predictions,
             find_output,
             find_rejected,
@@ -85,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     )
     loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
     rows = loaded.table
+    bind_vectors(model, own.embeddings, {"rows": rows}, data_args)
     if loaded.as_read is not None:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
     for line in (

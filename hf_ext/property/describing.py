@@ -72,12 +72,19 @@ def _ranks(run: RunRecord) -> bool:
 def _summary(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> str:
     what = kind.describe_target(label, _ranks(run))
     text = f"Predicts {what} from amino-acid sequences in {join_words(columns or ['sequence'])}."
+    if vectors := run.model.own.get("vectors"):
+        text += (
+            f" It has no encoder: it reads vectors of {vectors[0]:,} numbers that another program made of them, which "
+            "hf-ext predict takes by --embeddings."
+        )
     if lacking := [*run.data.missing_chains]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
     return text
 
 
 def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> list[Block]:
+    if run.model.own.get("vectors"):
+        return [Code(f"hf-ext predict --model {PLACEHOLDER} --dataset_name new.csv --embeddings new.h5", "bash")]
     cells = [f'{json.dumps(name)}: "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(columns)]
     lines = [
         "from hf_ext import AffinityPredictor",
