@@ -120,7 +120,8 @@ def _open(
     model.config.label_kind = ResidueNumbers().state() if own.per == "residue" else None
     if args.bf16 or args.fp16:
         in_weights = args.device.type != "cpu" and not model.config.save_full
-        set_encoder_dtype(model, "bf16" if args.bf16 else "fp16", "weights" if in_weights else "autocast")
+        half = "bf16" if args.bf16 else "fp16"
+        set_encoder_dtype(model, half, "weights" if in_weights else "autocast")
     return model, collator
 
 
@@ -184,5 +185,5 @@ def _read_rows(
             ((name, store),) = stores.items()
             found = [states.numpy() for states in store.gather_states(rows[name][:])]
         else:
-            found = pooled_features(trainer, rows, lambda name, sequences: stores[name].gather(sequences))
+            found = [*pooled_features(trainer, rows, lambda name, sequences: stores[name].gather(sequences))]
         yield from (vector.astype(own.dtype) for vector in found)

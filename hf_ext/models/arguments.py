@@ -25,8 +25,10 @@ EMBEDDINGS = (
     ".npz or Parquet, by --id_column, sequence, or hash of the sequence."
 )
 # What means nothing where vectors are read.
-OF_ENCODERS = ("encoders", "encoder_revisions", "tower_inputs", "pooling", "layer", "max_length", "save_full")
-OF_ENCODERS += ("stock_trainer", "distill_from")
+OF_ENCODERS = (
+    *("encoders", "encoder_revisions", "tower_inputs", "pooling", "layer", "max_length", "save_full"),
+    *("stock_trainer", "distill_from"),
+)
 
 
 @dataclass

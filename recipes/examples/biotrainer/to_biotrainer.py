@@ -27,4 +27,4 @@ config = {
     "num_epochs": 5,
 }
 result = parse_config_file_and_execute_run(config)
-print(result["test_results"])
+print(result["test_results"]["test"]["metrics"])
