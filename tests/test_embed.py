@@ -175,7 +175,7 @@ def command(path, encoder, output):
 @pytest.mark.timeout(900)
 def test_kills_leave_no_file_or_the_whole_one_and_the_same_command_ends_it(tmp_path, demo_encoders):
     table = tmp_path / "rows.csv"
-    pd.DataFrame({"sequence": draw(12_000, 160)}).drop_duplicates().to_csv(table, index=False)
+    pd.DataFrame({"sequence": draw(6_000, 160)}).drop_duplicates().to_csv(table, index=False)
     whole = tmp_path / "whole.h5"
     start = [sys.executable, "-m", "hf_ext"]
     began = time.time()
@@ -184,7 +184,7 @@ def test_kills_leave_no_file_or_the_whole_one_and_the_same_command_ends_it(tmp_p
     rng = random.Random(0)
     killed = tmp_path / "killed.h5"
     num_kills = 0
-    for _ in range(20):
+    for _ in range(8):
         process = subprocess.Popen([*start, *command(table, demo_encoders[1], killed)], env=clean_environment())
         try:
             process.wait(rng.uniform(0.4, 1.0) * took)

@@ -7,12 +7,13 @@ sequence, named by its hash.
 import sys
 from pathlib import Path
 
+import torch
 from biotrainer.embedders import get_embedding_service
 from biotrainer.protocols import Protocol
 
 fasta, encoder, folder = sys.argv[1:]
 Path(folder).mkdir(parents=True, exist_ok=True)
 service = get_embedding_service(
-    embedder_name=encoder, custom_tokenizer_config=None, use_half_precision=False, device="cpu"
+    embedder_name=encoder, custom_tokenizer_config=None, use_half_precision=False, device=torch.device("cpu")
 )
 print(service.compute_embeddings(fasta, Path(folder), Protocol.sequence_to_value))
