@@ -49,6 +49,7 @@ setup(
         "deepspeed": ["deepspeed>=0.19"],
         "torchao": ["torchao>=0.18"],
         "nvml": ["nvidia-ml-py>=12"],  # how busy a GPU is
+        "h5": ["h5py>=3.12"],  # of `hf-ext embed` and --embeddings; no other command needs HDF5
         "quantization": ["bitsandbytes>=0.50"],  # the first whose 8-bit optimizers step on a CPU, where we test
         # hf-ext export: what transformers' exporter needs, and what checks its file. Not in dev: 120 MB on disk.
         "onnx": ["onnx>=1.21", "onnxscript>=0.7", "onnxruntime>=1.24"],
@@ -60,7 +61,7 @@ setup(
             "optuna>=4.5",  # a hyperparameter search is tested against that of stock Trainer
             "tensorboard>=2.18",  # what report_to writes is read back by a test
             "bitsandbytes>=0.50",
-            "h5py>=3.12",  # recipes/examples/pde_operator reads PDEBench's files
+            "h5py>=3.12",  # recipes/examples/pde_operator reads PDEBench's files, and files of vectors are tested
             *("build>=1.2", "setuptools>=77"),  # a test builds wheel and sdist with what is installed
         ],
     },

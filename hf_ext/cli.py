@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("hf_ext.generation.task", "train a generator of antibodies for antigens, in stages"),
     "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
     "predict": ("hf_ext.finished.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
+    "embed": ("hf_ext.finished.embed", "embed proteins: HDF5, .npz or Parquet, by protein or residue"),
     "evaluate": ("hf_ext.finished.evaluate", "score trained models on labelled rows, and compare them"),
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),

@@ -36,6 +36,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from .checkpoints import CheckpointStore, Sizes, load_weights, lock_folders
 from .data import RepeatedRows
+from .embeddings import EmbeddingStore
 from .errors import DiskFailure, NotFiniteError, RunEnded, StoppedForGood, TrainingStopped, outliving_readers
 from .files import Json, StrPath
 from .hub import HubError
@@ -581,6 +582,10 @@ class FastTrainer(Trainer):
         See `EmbeddingCache.embed`.
         """
         return self._ext_parts.embedder.embed(dataset)
+
+    def fill_store(self, name: str, sequences: Sequence[str], states: torch.dtype = torch.float16) -> EmbeddingStore:
+        """Stores the embeddings of input `name`, where the cache is on; see `EmbeddingCache.fill`."""
+        return self._ext_parts.embedder.fill(name, sequences, states)
 
     def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
         """Encodes input `name`, through the cache where it is on: (n, width), float32, on the CPU.

@@ -8,5 +8,6 @@ if TYPE_CHECKING:
     from .dataset import EmbeddedDataset, EmbeddedResidues, StateTable, factorize, join_parts, make_table, take_rows
     from .encode import SHARD_STATES, EncodingReport, encode_finite, fill_store
     from .store import EmbeddingStore
+    from .vectors import WRITERS, VectorFile, file_name, hash_sequence
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

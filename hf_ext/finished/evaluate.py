@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
     args = training_arguments(computing, parser.explicit, seed=own.seed)
-    predictions = {one.name: one.predict(rows.table, rows.source, data_args, args, kind) for one in models}
+    predictions = {
+        one.name: one.predict(rows.table, rows.source, data_args, args, kind, own.embeddings) for one in models
+    }
     if kind.per_residue:
         predictions, rows = cut_behind(predictions, rows)
     found = compare(

@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
             LOW,
             RANK,
             STD,
+            bind_vectors,
             check_predictions,
             find_output,
             find_rejected,
@@ -95,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     data_args = collator.make_arguments(**vars(reading))
     loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
     rows = loaded.table
+    bind_vectors(model, own.embeddings, {"rows": rows}, data_args)
     if loaded.as_read is not None:
         refuse_added(str(reading.dataset_name), loaded.as_read.column_names, added)  # those of the Hub are known now
     for line in (

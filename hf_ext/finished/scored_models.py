@@ -19,6 +19,7 @@ from ..files import parse_json
 from ..labels import LABEL, LabelKind
 from ..property import (
     EvaluateArguments,
+    bind_vectors,
     check_predictions,
     load_model,
     predicting,
@@ -55,7 +56,13 @@ class ScoredModel:
         return None if self.collator is None else self.collator.kind
 
     def predict(
-        self, rows: Any, source: str, data_args: DataArguments, args: FastTrainingArguments, kind: LabelKind
+        self,
+        rows: Any,
+        source: str,
+        data_args: DataArguments,
+        args: FastTrainingArguments,
+        kind: LabelKind,
+        embeddings: str | None = None,
     ) -> NDArray[Any]:
         """Predicts for the rows, (n, ...), as scores take it; of a model as its own run scored them.
 
@@ -64,6 +71,7 @@ class ScoredModel:
             data_args: as the rows were read.
             args: of prediction: speed-ups, batch size, precision, embedding cache.
             kind: of the labels.
+            embeddings: file with vectors, for a model that has no encoder.
 
         Raises:
             ArgumentError: the model cannot be loaded, or reads other columns.
@@ -82,7 +90,9 @@ class ScoredModel:
         check_columns(column_names(rows), self.collator.numbers.columns, source, f" {self.name} reads it.")
         for line in describe_inputs(check_inputs(self.collator, {"rows": rows}, source)):
             LOGGER.info("%s: %s", self.name, line)
-        with predicting(load_model(self.path), self.collator, args) as trainer:
+        model = load_model(self.path)
+        bind_vectors(model, embeddings if model.config.reads_vectors else None, {"rows": rows}, data_args)
+        with predicting(model, self.collator, args) as trainer:
             output = trainer.predict(rows)
         return kind.to_predictions(check_predictions(unpack_labelled(output, kind)[0]))
 

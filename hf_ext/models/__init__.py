@@ -6,7 +6,7 @@ from ..faces import offer
 
 if TYPE_CHECKING:
     from .affinity import AffinityModel
-    from .arguments import AUTO_LAYER, Head, ModelArguments
+    from .arguments import AUTO_LAYER, EMBEDDINGS, Head, ModelArguments
     from .blocks import (
         block_classes,
         block_lists,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         recompute,
         unused_parameters,
     )
-    from .configuration import AffinityConfig, EncoderSpec, TowerSpec, Training, build_config, input_name
+    from .configuration import VECTORS, AffinityConfig, EncoderSpec, TowerSpec, Training, build_config, input_name
     from .encoders import (
         build_encoder,
         final_norm_of,

@@ -20,6 +20,15 @@ from ..errors import ArgumentError
 AUTO_LAYER = "auto"
 LAST_LAYER = "last"
 Head = Literal["auto", "mlp", "product", "gated"]
+EMBEDDINGS = (
+    "File with the vector of each row, or of each of its residues, that another program or hf-ext embed wrote: HDF5, "
+    ".npz or Parquet, by --id_column, sequence, or hash of the sequence."
+)
+# What means nothing where vectors are read.
+OF_ENCODERS = (
+    *("encoders", "encoder_revisions", "tower_inputs", "pooling", "layer", "max_length", "save_full"),
+    *("stock_trainer", "distill_from"),
+)
 
 
 @dataclass
@@ -35,6 +44,7 @@ class ModelArguments:
     encoders: list[str] = option(
         [], "One encoder per tower: Hub ids or folders. Towers that name the same encoder share its weights."
     )
+    embeddings: str | None = option(None, f"{EMBEDDINGS} No encoder is loaded then.")
     encoder_revisions: list[str] = option([], "A commit, tag or branch per encoder; one is used for all.")
     tower_inputs: list[str] = option(
         [],
@@ -111,6 +121,13 @@ class ModelArguments:
         check_ranges(self, ranges_in_types(type(self)))
         if self.layer not in (AUTO_LAYER, LAST_LAYER) and not self.layer_number:
             raise ArgumentError(f"--layer {self.layer}: give a number, from 1, {LAST_LAYER} or {AUTO_LAYER}.")
+
+        if self.embeddings:
+            usual = ModelArguments()
+            given = [name for name in OF_ENCODERS if getattr(self, name) != getattr(usual, name)]
+            if given:
+                told = f"--embeddings {self.embeddings}: without an encoder --{given[0]} means nothing"
+                raise ArgumentError(f"{told}. Leave one of the two out.")
 
     @property
     def layer_number(self) -> int | None:

@@ -13,6 +13,7 @@ from .head import HEADS, ONE_LAYER, POOLINGS
 
 Training = Literal["frozen", "lora", "full"]
 MAX_TOWERS = 3
+VECTORS = "vectors"  # model type of what stands in an encoder's place: vectors that another program wrote
 
 
 @dataclass
@@ -20,6 +21,7 @@ class EncoderSpec:
     """One set of encoder weights. `config` is the encoder's own configuration as a dict.
 
     `layer`: the number, from 1, of the layer whose states are read; those above it are dropped. None: the last.
+    `also`: layers below it whose states are read, too; theirs stand in front, in this order.
     """
 
     name_or_path: str
@@ -29,6 +31,7 @@ class EncoderSpec:
     training: Training = "frozen"
     lora: dict[str, Any] = field(default_factory=dict)
     layer: int | None = None
+    also: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -147,6 +150,11 @@ class AffinityConfig(PretrainedConfig):
     @property
     def tower_specs(self) -> list[TowerSpec]:
         return [TowerSpec(**spec) for spec in self.towers or []]
+
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether vectors of a file are read, and there is no encoder."""
+        return any(spec.config["model_type"] == VECTORS for spec in self.encoder_specs)
 
     @property
     def input_columns(self) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +18,19 @@ from transformers import (
     AutoModelForTextEncoding,
     AutoTokenizer,
     BitsAndBytesConfig,
+    EsmTokenizer,
     PreTrainedModel,
 )
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
-from ..data import irregular_kind
+from ..data import ESM_VOCABULARY, irregular_kind
 from ..errors import ArgumentError
 from ..optional import require
 from ..pretrained import check_folder, reading
 from ..processes import whole_weights
-from .configuration import EncoderSpec, Training
+from .configuration import VECTORS, EncoderSpec, Training
 from .families import FAMILIES, check_family
+from .head import join_layers
 from .lora import LoraSettings, add_adapters
 
 _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
@@ -109,6 +112,7 @@ def identify_encoder(spec: EncoderSpec) -> str:
     fingerprint = str(spec.fingerprint or "")
     is_hash = fingerprint.startswith("sha256:")
     weights = fingerprint if is_hash else f"{spec.name_or_path}@{_commit(spec) or spec.revision}"
+    weights += f", layers {spec.also} and" if spec.also else ""
     return weights if spec.layer is None else f"{weights}, layer {spec.layer}"
 
 
@@ -132,9 +136,15 @@ def load_encoder(
         device: where these are to be; other weights come to the CPU.
 
     Raises:
-        ArgumentError: not found, damaged, or not the weights whose fingerprint the spec carries, or some are missing.
+        ArgumentError: not found, damaged, or not the weights whose fingerprint the spec carries, or some are missing;
+            there is none, since vectors are read.
         MissingDependencyError: bits without a bitsandbytes that works here.
     """
+    if spec.config["model_type"] == VECTORS:
+        raise ArgumentError(
+            f"This model has no encoder: it reads vectors of {spec.config['hidden_size']:,} numbers that another "
+            "program made. Give --embeddings FILE with those of these rows, from where the vectors of training were."
+        )
     if spec.fingerprint and Path(spec.name_or_path).is_dir():
         found = fingerprint_weights(spec.name_or_path, None)
         if found != spec.fingerprint:
@@ -212,6 +222,8 @@ def prepare_encoder(encoder: PreTrainedModel, spec: EncoderSpec) -> PreTrainedMo
     """Drops the layers above the one that is read, adds adapters and freezes what does not train, as `spec` says."""
     if spec.layer is not None:
         cut_layers(encoder, spec.layer)
+    if spec.also:
+        join_layers(layers_of(encoder), final_norm_of(encoder), spec.also)
     if spec.training == "lora":
         add_adapters(encoder, LoraSettings(**spec.lora))
     set_trainable(encoder, spec.training)
@@ -245,11 +257,16 @@ def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
-    """Loads the encoder's own tokenizer.
+    """Loads the encoder's own tokenizer; for vectors ESM-2's, which knows what a residue is.
 
     Raises:
         ArgumentError: none there, damaged, or one that needs code of its own.
     """
+    if name_or_path == VECTORS:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "vocab.txt"
+            file.write_text("\n".join(ESM_VOCABULARY) + "\n")
+            return EsmTokenizer(str(file))
     remedy = "Give a Hub id or a folder with the files that the tokenizer's save_pretrained wrote."
     with reading(f"{name_or_path!r}: no tokenizer there", name_or_path, remedy):
         return AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)

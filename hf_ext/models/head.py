@@ -6,7 +6,9 @@ Padding never counts, special tokens where it is asked for; heads compute in flo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +70,31 @@ class Maximum(Pooling):
 
 
 POOLINGS: dict[str, type[Pooling]] = {"mean": Mean, "mean_tokens": MeanTokens, "cls": FirstToken, "max": Maximum}
+
+
+def join_layers(layers: nn.ModuleList, norm: nn.Module, numbers: Sequence[int]) -> None:
+    """Makes an encoder put out the states of layers `numbers`, from 1, in front of its last's: each as if it were that.
+
+    Hooks do it, in packed passes too. States are as many times as wide.
+
+    Args:
+        layers: of the encoder.
+        norm: that the last layer's states pass through; an identity where each layer ends with its own.
+    """
+    kept: dict[int, Tensor] = {}
+
+    def keep(number: int, layer: nn.Module, given: object, output: Any) -> None:
+        kept[number] = norm.forward(output if torch.is_tensor(output) else output[0])
+
+    def join(last: nn.Module, given: object, output: Any) -> Any:
+        states = output if torch.is_tensor(output) else output[0]
+        joined = torch.cat([*(kept.pop(number) for number in numbers), states], -1)
+        return joined if torch.is_tensor(output) else (joined, *output[1:])
+
+    for number in numbers:
+        layers[number - 1].register_forward_hook(partial(keep, number))
+    last = layers[-1] if isinstance(norm, nn.Identity) else norm
+    last.register_forward_hook(join)
 
 
 HEADS = ("mlp", "product", "gated")

@@ -40,12 +40,14 @@ class TowerModel(PreTrainedModel):
         for index, tower in enumerate(config.tower_specs):
             self.poolings[str(index)] = self._make_pooling(tower)
         self._encoder_transforms: list[Callable[[nn.Module], Any]] = []
+        self.vectors: Any = None  # in place of an encoder, see `set_vectors`
 
     @property
     def embedding_sizes(self) -> dict[str, int]:
         """Input name -> width of its pooled embedding, or of a residue's."""
-        configs = [spec.config for spec in self.config.encoder_specs]
-        widths = [int(config.get("hidden_size") or config["d_model"]) for config in configs]
+        specs = self.config.encoder_specs
+        sizes = [int(spec.config.get("hidden_size") or spec.config["d_model"]) for spec in specs]
+        widths = [size * (1 + len(spec.also)) for size, spec in zip(sizes, specs)]
         return {name: widths[tower.encoder] for tower in self.config.tower_specs for name in tower.names}
 
     @property
@@ -89,8 +91,27 @@ class TowerModel(PreTrainedModel):
             )
         return pooling
 
+    def set_vectors(self, vectors: Any) -> None:
+        """Sets what is read in place of an encoder, a `VectorFile` whose `read` takes sequences.
+
+        Raises:
+            ArgumentError: it is of another width than what the model was built for.
+        """
+        (spec,) = self.config.encoders
+        width = spec["config"]["hidden_size"]
+        if vectors.width != width:
+            raise ArgumentError(
+                f"--embeddings {vectors.path}: vectors of {vectors.width}, and the model reads {width}."
+            )
+        self.config.encoders = [{**spec, "fingerprint": vectors.fingerprint}]
+        self.vectors = vectors
+
     def attach_encoders(self) -> None:
         """Loads referenced encoders that are not in memory. Cost: one load from disk or the Hub cache each."""
+        if self.vectors is not None:
+            raise ArgumentError(
+                "--embeddings are read through embedding_cache: name it in --speedups, not in --without."
+            )
         for index, spec in enumerate(self.config.encoder_specs):
             if str(index) not in self.encoders:
                 encoder: Any = load_encoder(spec, self.encoder_dtype, self.config.encoder_bits, self.device)

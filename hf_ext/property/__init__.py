@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .arguments import AffinityArguments, EvaluateArguments, PredictArguments
+    from .arguments import AffinityArguments, EmbedArguments, EvaluateArguments, PredictArguments
     from .building import build_collator, model_settings, read_towers, resolve_training
     from .measure import scored_names
     from .prediction_file import (
@@ -23,9 +23,16 @@ if TYPE_CHECKING:
         std_column,
         write_predictions,
     )
-    from .predictor import AffinityPredictor, check_predictions, find_device, load_model, predicting, training_arguments
+    from .predictor import (
+        AffinityPredictor,
+        check_predictions,
+        find_device,
+        load_model,
+        predicting,
+        training_arguments,
+    )
     from .results import PREDICTIONS, baseline_file
-    from .rows import check_splits, check_threshold, describe_groups
+    from .rows import bind_vectors, check_splits, check_threshold, describe_groups
     from .scoring import LIMITS_NOTE, RANKING_NOTE, Compared
     from .task import TASK
 else:

@@ -6,7 +6,8 @@ from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Literal
 
 from ..arguments import COUNT, FINITE, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option, ranges_in_types
-from ..models import ModelArguments
+from ..errors import ArgumentError
+from ..models import EMBEDDINGS, ModelArguments
 
 
 @dataclass
@@ -47,6 +48,7 @@ class PredictArguments:
         "CSV to write. Rows that --bad_rows drop leaves out are listed beside, in NAME.rejected_rows.csv.",
     )
     revision: str | None = option(None, "Commit, tag or branch of a Hub model.")
+    embeddings: str | None = option(None, f"{EMBEDDINGS} For a model that was trained on such vectors.")
     keep_columns: bool = option(
         True, "Write all columns of the input too, in its order and as read (not those of a stream)."
     )
@@ -80,6 +82,53 @@ class PredictArguments:
 
 
 @dataclass
+class EmbedArguments:
+    """Which encoder, what it embeds, and where vectors go."""
+
+    _argument_group_name = "embedding"  # in --help
+    _only_reads = "embed"
+
+    output: str = option(MISSING, "File to write: .h5, .npz or .parquet; without a suffix a folder of our own parts.")
+    encoder: str | None = option(None, "Hub id or folder of a pretrained encoder.")
+    model: str | None = option(
+        None, "Instead: folder that hf-ext train wrote, or Hub id, for its encoders; LoRA adapters are merged in."
+    )
+    revision: str | None = option(None, "Commit, tag or branch on the Hub.")
+    sequence_columns: list[str] = option(
+        ["sequence"],
+        "Columns with sequences; the vectors of several stand side by side. A model reads those of its training.",
+    )
+    per: Literal["protein", "residue"] = option("protein", "A vector for each protein, or for each residue.")
+    pooling: str = option("mean", "Of each protein: mean or max over residues, mean_tokens, or cls, the first token.")
+    layer: list[Annotated[int, COUNT]] = option(
+        [],
+        "Layers to read, from 1; left out: the last. Those of several stand side by side, the lowest first. The final "
+        "norm acts on each, as hf-ext train --layer has it.",
+    )
+    dtype: Literal["float32", "float16"] = option(
+        "float32", "Of the numbers that are written. --bf16 and --fp16 say what encoders compute in."
+    )
+    names: Literal["auto", "id", "hash"] = option(
+        "auto",
+        "Names in the file: id, or hash of the sequence as biotrainer 1.4 reads it, once each. auto: id with "
+        "--id_column or a column id, else hash.",
+    )
+    dry_run: bool = option(False, "Say how many sequences, residues and bytes it is, and end.")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self, ranges_in_types(EmbedArguments))
+        if bool(self.encoder) == bool(self.model):
+            raise ArgumentError("Which encoder? Give --encoder, or --model with the folder of a finished run.")
+        if self.model and (self.layer or self.pooling != "mean" or self.sequence_columns != ["sequence"]):
+            raise ArgumentError("--model has a layer, pooling and columns of its own. Leave yours out.")
+        if self.per == "residue" and self.pooling != "mean":
+            raise ArgumentError(
+                f"--pooling {self.pooling} makes one vector of a protein. Leave it, or --per residue, out."
+            )
+
+
+@dataclass
 class EvaluateArguments:
     """Which models, on which rows, and what they must reach."""
 
@@ -89,6 +138,7 @@ class EvaluateArguments:
     models: list[str] = option(
         MISSING, "Model folders, Hub ids, or CSVs with a column prediction; later ones are compared with the first."
     )
+    embeddings: str | None = option(None, f"{EMBEDDINGS} For models that were trained on such vectors.")
     test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
     metric: str | None = option(

@@ -10,12 +10,14 @@ from datasets import Dataset
 
 from ..checkpoints import find_model
 from ..data import NUMBERS, DataArguments, NumberColumns, ResidueTokenizer, SequenceCollator, make_demo_table
+from ..embeddings import VectorFile
 from ..errors import ArgumentError
 from ..hardware import Hardware, detect_hardware
 from ..labels import LabelKind
 from ..models import (
     FAMILIES,
     ONE_LAYER,
+    VECTORS,
     AffinityModel,
     EncoderSpec,
     LoraSettings,
@@ -77,7 +79,7 @@ def resolve_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows
 
 def resolve_encoders(args: AffinityArguments, training: Any, hardware: Hardware) -> str:
     """Takes the encoder that suits this machine where `--encoders` was left out; says so in a sentence, else ""."""
-    if args.encoders:
+    if args.encoders or args.embeddings:
         return ""
     hardest: Training = "frozen"
     how = args.tower_training or []
@@ -152,6 +154,13 @@ def read_towers(
         ArgumentError: no encoder, towers that do not cover the columns, an encoder that cannot be read or has no first
             token to pool.
     """
+    if args.embeddings:
+        if {*args.tower_training} - {"frozen"}:
+            raise ArgumentError("--embeddings: there is no encoder that could train. Leave it, or --use_peft, out.")
+        vectors = VectorFile(args.embeddings)
+        shape = {"model_type": VECTORS, "hidden_size": vectors.width}
+        spec = EncoderSpec(VECTORS, shape, fingerprint=vectors.fingerprint)
+        return [spec], [TowerSpec(0, [[column] for column in sequence_columns])]
     if not args.encoders:
         raise ArgumentError(f"No encoder: give --encoders, for example {choose_encoder(detect_hardware()).name}.")
     trainings = args.per_tower("tower_training") if args.tower_training else ["frozen"] * len(args.encoders)

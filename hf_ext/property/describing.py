@@ -75,6 +75,11 @@ def _summary(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
     if beside := _find_beside(run):
         text += f", and from {join_words(beside)}"
     text += "."
+    if vectors := run.model.own.get("vectors"):
+        text += (
+            f" It has no encoder: it reads vectors of {vectors[0]:,} numbers that another program made of them, which "
+            "hf-ext predict takes by --embeddings."
+        )
     if lacking := [*run.data.missing_chains]:
         text += f" It has learned to do without {join_words(lacking)}: such a cell may be empty."
     return text
@@ -85,6 +90,8 @@ def _find_beside(run: RunRecord) -> list[str]:
 
 
 def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) -> list[Block]:
+    if run.model.own.get("vectors"):
+        return [Code(f"hf-ext predict --model {PLACEHOLDER} --dataset_name new.csv --embeddings new.h5", "bash")]
     cells = [f'{json.dumps(name)}: "{EXAMPLES[i % len(EXAMPLES)]}"' for i, name in enumerate(columns)]
     cells += [f'{json.dumps(name)}: "7"' for name in _find_beside(run)]
     lines = [

@@ -18,10 +18,10 @@ from ..evaluation import RowMetrics
 from ..hardware import Hardware
 from ..labels import LabelKind, Number
 from ..memory import affinity_batch
-from ..models import AffinityModel, build_config, build_encoder
+from ..models import VECTORS, AffinityModel, build_config, build_encoder
 from ..plan import Plan
 from ..speedups import lora_settings
-from ..tasks import DryRun, MakeBatch, Part, RowLengths, Stage, dry_run_encoder, read_lengths
+from ..tasks import DryRun, MakeBatch, Part, RowLengths, Stage, Step, dry_run_encoder, read_lengths
 from ..training_args import FastTrainingArguments
 from .arguments import AffinityArguments
 from .building import (
@@ -35,11 +35,12 @@ from .building import (
 )
 from .distilling import check_teacher
 from .measure import check_measure, describe_measure, resolve_measure
-from .rows import describe_rows, load_rows
+from .rows import bind_vectors, describe_rows, load_rows
 from .scoring import read_requirements
 
 EMBEDDING_BYTES = 4  # of a number on disk, of a sequence's embedding
 STATE_BYTES = 2  # of a residue's
+TIMED_ROWS = 4096
 
 
 def make_dry_run(
@@ -97,6 +98,8 @@ def make_dry_run(
             return dry_run
         args = dry_run.resolve_stock(given, args)
         inputs = model.config.input_columns
+        if splits:
+            dry_run.attempt("vectors", lambda: bind_vectors(model, given.embeddings, splits, data_args))
         collate = partial(build_collator, model, data_args, given.max_length)
         limits = dry_run.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)
         lengths = read_lengths(splits, inputs, limits)
@@ -119,9 +122,15 @@ def make_dry_run(
 def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part:
     spec = model.config.encoder_specs[index]
     names = [name for tower in model.config.tower_specs if tower.encoder == index for name in tower.names]
-    with torch.device("meta"):
-        encoder = build_encoder(spec)
-    part = dry_run_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
+    if model.config.reads_vectors:
+        width = model.embedding_sizes[names[0]]
+        layer = partial(_make_layer, width)
+        distinct = sum(lengths.num_distinct[name] for name in names)
+        part = Part(VECTORS, "frozen", width, 0, 2.0 * width**2, layer, len(names), distinct)
+    else:
+        with torch.device("meta"):
+            encoder = build_encoder(spec)
+        part = dry_run_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
     num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
     if model.config.kind.per_residue:
         tokens = lengths.mean[names[0]] * lengths.windows.get(names[0], 1)
@@ -131,6 +140,13 @@ def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part
     known = test + sum(min(lengths.num_rows.get(split, 0), most) for split, most in fitted)
     scored = 0 if spec.training == "frozen" else len(names) * (test + known)
     return replace(part, stored_bytes=num_bytes, num_scored=scored)
+
+
+def _make_layer(width: int, device: str, num: int) -> Step | None:
+    """Makes what is timed where there is no encoder: a layer as wide as the vectors, on some of them."""
+    if num > TIMED_ROWS:
+        return None
+    return Step(torch.nn.Linear(width, width).to(device), {"input": torch.zeros(num, width, device=device)})
 
 
 def _as_trained(model: AffinityModel, lengths: RowLengths, plan: Plan) -> tuple[AffinityModel, MakeBatch]:

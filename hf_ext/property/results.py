@@ -48,7 +48,7 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
     verdict = test.verdict
     rule = report["split"]["rule"]
     if verdict.outcome == "better":
-        is_frozen = set(settings["tower_training"]) == {"frozen"}
+        is_frozen = set(settings["tower_training"]) == {"frozen"} and not settings.get("embeddings")
         found = ["better, frozen"] if is_frozen else []
         found += ["better, random split"] if rule == "random" and not report.get("streaming") else []
     elif verdict.outcome in ("undecided", "undefined"):
@@ -133,8 +133,9 @@ def baseline_file(folder: Path, name: str) -> Path:
 def _describe_model(config: AffinityConfig) -> dict[str, Any]:
     """Describes towers and loss."""
     towers = []
-    for tower in config.tower_specs:
+    vectors = [spec.config["hidden_size"] for spec in config.encoder_specs if config.reads_vectors]
+    for tower in () if vectors else config.tower_specs:
         encoder = config.encoder_specs[tower.encoder]
         named = {"encoder": encoder.name_or_path, "revision": encoder.revision, "training": encoder.training}
         towers.append({**named, "layer": encoder.layer, "pooling": tower.pooling, "inputs": tower.inputs})
-    return {"towers": towers, "head_sizes": config.head_sizes, "loss": config.loss}
+    return {"towers": towers, "vectors": vectors, "head_sizes": config.head_sizes, "loss": config.loss}

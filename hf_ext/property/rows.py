@@ -21,8 +21,10 @@ from ..data import (
     read_bounds,
     read_columns,
 )
+from ..embeddings import VectorFile
 from ..errors import ArgumentError
 from ..evaluation import ResamplingGroups, metrics_of
+from ..models import AffinityModel
 from ..reporting import summarize_data
 from .arguments import AffinityArguments
 
@@ -84,6 +86,29 @@ def load_rows(
         labels = np.concatenate([label_array(split) for split in data.splits.values()])
         check_threshold(args.binder_threshold, labels, data.report)
     return data
+
+
+def bind_vectors(model: AffinityModel, path: str | None, splits: Mapping[str, Any], args: DataArguments) -> None:
+    """Gives a model that has no encoder the vectors of the rows in `splits`, which `--embeddings` names.
+
+    Raises:
+        ArgumentError: there is no such file, or another width in it; or the model has encoders.
+        DataError: rows without their vector.
+
+    Cost: reads the vectors once.
+    """
+    if not model.config.reads_vectors:
+        if path:
+            raise ArgumentError(f"--embeddings {path}: this model reads sequences by its own encoders. Leave it out.")
+        return
+    if not path:
+        model.attach_encoders()  # says what to do
+    if args.streaming:
+        raise ArgumentError("--embeddings: the vectors of all rows are looked up first. Leave --streaming out.")
+    vectors = VectorFile(str(path))
+    model.set_vectors(vectors)
+    rank = {"rows": 1, "residues": 2}[model.config.kind.counted]
+    vectors.bind(splits, [*model.config.input_columns], args.id_column, rank, str(args.dataset_name))
 
 
 def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:

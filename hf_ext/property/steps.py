@@ -46,7 +46,7 @@ from .distilling import compare_with_teacher, teach
 from .measure import check_measure, describe_measure, resolve_measure
 from .predictor import predicting
 from .results import collect_results
-from .rows import describe_rows, find_groups, held_out_values, load_rows
+from .rows import bind_vectors, describe_rows, find_groups, held_out_values, load_rows
 from .scoring import read_requirements, score_split
 
 
@@ -132,6 +132,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     layers = [spec.get("layer") for spec in known.get("encoders", ())]
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, data.loaded.numbers)
     model.config.layer_choice = known.get("layer_choice")
+    bind_vectors(model, model_args.embeddings, data.splits, data_args)
     collator = build_collator(model, data_args, model_args.max_length)
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)

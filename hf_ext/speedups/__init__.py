@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .attention import set_attention
     from .base import KIND_NAMES, Context, Costs, Decision, Run, Speedup, optimizer_name
     from .compile import GRAPHS
-    from .encoder_precision import asked_bits, halve_encoders
+    from .encoder_precision import asked_bits, halve_encoders, set_encoder_dtype
     from .evidence.facts import describe_data, describe_model
     from .evidence.sample import collate, evaluating, modes_kept
     from .fused_layers import fuse_gelu

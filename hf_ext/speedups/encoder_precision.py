@@ -12,6 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from ..data import read_columns
 from ..hardware import Hardware
+from ..models import VECTORS
 from ..processes import fsdp_version
 from .base import (
     Context,
@@ -74,7 +75,7 @@ class EncoderPrecision(Speedup):
         is_wanted = self.wanted(context)
         if not is_wanted and bits is None:
             return off()
-        if not context.model.frozen_inputs:
+        if not context.model.frozen_inputs or VECTORS in context.model.families:
             is_for_adapters = bits == 4 and context.args.use_peft and "AffinityModel" in context.model.classes
             return refused(ADAPTERS) if bits and not is_for_adapters else skipped("no frozen encoder")
         best = best_precision(context.hardware)

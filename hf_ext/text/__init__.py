@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         score,
         seconds,
         share,
+        storage,
     )
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -69,6 +69,8 @@ def encode_sequences(
         model: an `AffinityModel`; `collator`: makes its inputs.
         autocast: what encoders that train compute under, as they do in training.
     """
+    if model.vectors is not None:
+        return model.vectors.read(sequences)
     parts = list(zip(*(sequence.split("|") for sequence in sequences)))
     batch = collator.encode(name, *parts)
     model.eval()
@@ -243,10 +245,10 @@ class EmbeddingCache:
             **({"bits": model.config.encoder_bits} if model.config.encoder_bits else {}),
         }
 
-    def fill(self, name: str, sequences: Sequence[str]) -> EmbeddingStore:
+    def fill(self, name: str, sequences: Sequence[str], states: torch.dtype = torch.float16) -> EmbeddingStore:
         """Returns the store of input `name` with all `sequences` (pairs joined by `|`) in it; processes share the work.
 
-        States of residues are stored in float16; those that it does not hold in float32.
+        States of residues are stored in `states`; those that float16 does not hold in float32.
 
         Raises:
             CacheError: what other processes stored does not arrive here; states do not fit on the disk.
@@ -254,18 +256,18 @@ class EmbeddingCache:
         trainer = self._trainer
         args = trainer.args
         team = self._team
-        store = self._open(name)
+        store = self._open(name, states)
         encode = partial(trainer.encode_sequences, name)
         exactly = in_float32(trainer.model, name, encode)
         shard = {}
         if self._per_residue:
-            self._check_room(name, store, sequences)
+            self._check_room(name, store, sequences, states.itemsize)
             exactly = exactly or encode
             shard = {"shard_sequences": SHARD_STATES}
         report = fill_store(
             store,
             sequences,
-            (lambda batch: [states.half() for states in encode(batch)]) if self._per_residue else encode,
+            (lambda batch: [one.to(states) for one in encode(batch)]) if self._per_residue else encode,
             encode_exactly=exactly,
             **shard,
             tokens_per_batch=self._settings["tokens_per_batch"],
@@ -290,14 +292,16 @@ class EmbeddingCache:
         self._report(name, store, reports)
         return store
 
-    def _check_room(self, name: str, store: EmbeddingStore, sequences: Sequence[str]) -> None:
+    def _check_room(self, name: str, store: EmbeddingStore, sequences: Sequence[str], item_bytes: int) -> None:
         """Says what the states of residues that are not stored yet will take, and refuses where the disk lacks it."""
         missing = store.missing(sequences)
         longest = max(map(len, missing), default=0)
         if store.max_residues is not None and store.overlap is None:
             longest = store.max_residues
-        num_bytes = 2 * self._trainer.model.embedding_sizes[name] * sum(min(len(one), longest) for one in missing)
-        size = f"{len(missing):,} sequences of input '{name}' take {num_bytes / 1e9:.2g} GB in float16"
+        num_bytes = (
+            item_bytes * self._trainer.model.embedding_sizes[name] * sum(min(len(one), longest) for one in missing)
+        )
+        size = f"{len(missing):,} sequences of input '{name}' take {num_bytes / 1e9:.2g} GB in float{8 * item_bytes}"
         free = shutil.disk_usage(store.folder).free
         if num_bytes > free:
             raise CacheError(
@@ -308,8 +312,10 @@ class EmbeddingCache:
         if missing and self._team.is_main:
             logger.info("Residue states of %s, in %s.", size, store.folder)
 
-    def _open(self, name: str) -> EmbeddingStore:
+    def _open(self, name: str, states: torch.dtype) -> EmbeddingStore:
         key = self._trainer.embedding_key(name)
+        if self._per_residue and states != torch.float16:
+            key = {**key, "states": str(states)}
         limit = limit_of(self._trainer.data_collator, name)
         identity = json.dumps([key, limit], sort_keys=True)
         if identity not in self._stores:

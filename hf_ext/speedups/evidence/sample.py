@@ -251,7 +251,7 @@ def training_dtype(args: Any) -> torch.dtype | None:
 
 
 def _tower_samples(run: Run, rows: list[Any]) -> list[Sample]:
-    if not rows or not hasattr(run.collator, "encode_rows"):
+    if not rows or not hasattr(run.collator, "encode_rows") or run.model.config.reads_vectors:
         return []
     run.model.attach_encoders()
     samples: dict[Any, Sample] = {}
