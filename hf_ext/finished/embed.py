@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         CacheError: the disk has less room than the vectors take.
     """
     types = (EmbedArguments, ReadingArguments, PredictingArguments)
-    parser, (own, reading, computing) = parse_command(types, {}, __doc__, argv)
+    parser, (own, reading, computing) = parse_command(types, {"too_long": "window"}, __doc__, argv)
     with quick_imports():  # here, so that --help waits for no model code
         from ..property import training_arguments
         from .embedding import embed
@@ -63,7 +63,5 @@ def find_output(name: str) -> Path:
         raise ArgumentError(f"--output {name}: give {', '.join(WRITERS)}, or no suffix for a folder of parts.")
     if path.suffix and path.exists():
         raise ArgumentError(f"--output {name} is there, and nothing is replaced. Remove it, or name another.")
-    make_folder(
-        path.parent, "--output"
-    )  # parts that stand there before anything is encoded show that it can be written to
+    make_folder(path.parent, "--output")  # parts stand there before anything is encoded, so that it can be written to
     return path
