@@ -67,7 +67,7 @@ class RowSchema:
         args = self.args
         names = [args.group_column]
         if self.needs_splits:
-            names.append(args.split_group_column)
+            names += [args.split_group_column, args.fold and args.fold.column]
         return [name for name in dict.fromkeys(names) if name and name not in args.sequence_columns]
 
     @property

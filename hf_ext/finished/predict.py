@@ -34,12 +34,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     types = (PredictArguments, ReadingArguments, PredictingArguments)
     parser, (own, reading, computing) = parse_command(types, {}, __doc__, argv)
     with quick_imports():  # here, so that --help waits for no model code
+        from itertools import chain
+
         import numpy as np
 
         from ..baselines import columns_of
-        from ..checkpoints import find_model
+        from ..checkpoints import find_members
         from ..data import SOURCE_ROW, SequenceCollator, check_inputs, load_sequences, peek_columns
         from ..heads import describe_basis, half_width
+        from ..labels import average
+        from ..models import AffinityConfig
         from ..property import (
             HIGH,
             LOW,
@@ -64,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         )
     output = find_output(own.output, reading.dataset_name)
     rejected = find_rejected(output, reading.bad_rows)
-    folder = find_model(own.model, own.revision)
+    folder, *others = find_members(own.model, own.revision)
     model = load_model(folder)
     kind = model.config.kind
     added = [SOURCE_ROW, *kind.prediction_names, LOW, HIGH]
@@ -74,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     reach = None
     if own.interval is not None:
         stored = model.config.prediction_intervals
-        reach = half_width(stored, own.interval)
+        every = [stored, *(AffinityConfig.from_pretrained(one).prediction_intervals for one in others)]
+        reach = float(np.mean([half_width(one, own.interval) for one in every]))
         log.info("Intervals are the prediction +- %.4g, from %s.", reach, describe_basis(stored))
     collator = SequenceCollator.from_pretrained(folder)
     if "too_long" not in parser.explicit:
@@ -92,11 +97,15 @@ def main(argv: Sequence[str] | None = None) -> Path:
         *describe_unread(check_inputs(collator, {"rows": rows}, reading.dataset_name)),
     ):
         log.info(line)
-    with predicting(model, collator, args) as trainer:
-        outputs = check_predictions(np.asarray(trainer.predict(rows).predictions))
-        if trainer.is_world_process_zero():
-            columns = kind.prediction_columns(kind.read_outputs(outputs))
-            write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
-        log.info("%d predictions in %s", len(outputs), output)
-        trainer.end()
+    found = []
+    for one in chain([model], map(load_model, others)):
+        with predicting(one, collator, args) as trainer:
+            found.append(kind.read_outputs(check_predictions(np.asarray(trainer.predict(rows).predictions))))
+            if len(found) <= len(others):
+                continue
+            if trainer.is_world_process_zero():
+                columns = kind.prediction_columns(average(found))
+                write_predictions(output, rows, columns, as_read=loaded.as_read, half_width=reach)
+            log.info("%d predictions in %s", len(found[0]), output)
+            trainer.end()
     return output

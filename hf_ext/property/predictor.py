@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from .. import speedups
 from ..arguments import PredictingArguments
 from ..baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
-from ..checkpoints import find_model, open_model
+from ..checkpoints import find_members, open_model
 from ..data import (
     DataArguments,
     SequenceCollator,
@@ -34,7 +34,8 @@ from ..data import (
 from ..embeddings import factorize, join_parts, take_rows
 from ..errors import DataError
 from ..heads import half_width
-from ..models import AffinityModel
+from ..labels import average
+from ..models import AffinityModel, identify_encoder
 from ..reporting import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
@@ -52,6 +53,9 @@ class AffinityPredictor:
         model: put into evaluation mode and moved to `device`.
         collator: of that model.
         device: None takes the accelerator where there is one, else the CPU.
+
+    Attributes:
+        others: of a folder of several models (`--folds`, `--num_seeds`), those beside this one: predictions are means.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class AffinityPredictor:
     ) -> None:
         self.device = torch.device(device) if device is not None else find_device()
         self.collator = collator
+        self.others: Sequence[AffinityPredictor] = ()
         self.model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
 
     @classmethod
@@ -78,15 +83,26 @@ class AffinityPredictor:
         Cost: one download of the model into the Hub's cache, without network the next time; encoders that it refers to
         are downloaded and loaded likewise. Tokens come from `HF_TOKEN` or `hf auth login`.
         """
-        folder = find_model(name_or_path, revision)
-        model = load_model(folder)
-        model.attach_encoders()
-        predictor = cls(model, SequenceCollator.from_pretrained(folder), device=device)
+        first, *others = find_members(name_or_path, revision)
+        predictor = cls._open(first, device)
+        predictor.others = [cls._open(one, device, predictor) for one in others]
+        return predictor
+
+    @classmethod
+    def _open(cls, folder: Path, device: Any, like: AffinityPredictor | None = None) -> AffinityPredictor:
+        """Loads one model; frozen encoders that it has in common with `like` are not loaded again."""
+        device = torch.device(device) if device is not None else find_device()
+        model: Any = load_model(folder)
         # The kernels of `hf-ext predict`: under half precision others round so that predictions differ visibly.
         model.transform_encoders(speedups.fuse_gelu)
-        if predictor.device.type == "cpu":
+        if device.type == "cpu":
             model.transform_encoders(partial(speedups.set_attention, kernel="blocked"))
-        return predictor
+        pairs = zip(model.config.encoder_specs, like.model.config.encoder_specs if like else ())
+        for index, (spec, known) in enumerate(pairs):
+            if like and spec.training == "frozen" and identify_encoder(spec) == identify_encoder(known):
+                model.encoders[str(index)] = like.model.encoders[str(index)]
+        model.attach_encoders()
+        return cls(model, SequenceCollator.from_pretrained(folder), device=device)
 
     @property
     def columns(self) -> list[str]:
@@ -119,8 +135,7 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
-        kind = self.model.config.kind
-        return kind.decode(kind.to_predictions(self.logits(rows)))
+        return self.model.config.kind.decode(self._predict_mean(rows))
 
     def predict_proba(self, rows: Any) -> Any:
         """Predicts probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
@@ -136,13 +151,21 @@ class AffinityPredictor:
             ArgumentError: the model predicts numbers.
             DataError: as `predict`.
         """
+        self.model.config.kind.check_probabilities()
+        return self._predict_mean(rows)
+
+    def _predict_mean(self, rows: Any) -> Any:
+        shared: dict[Any, torch.Tensor] = {}
         kind = self.model.config.kind
-        kind.check_probabilities()
-        return kind.to_predictions(self.logits(rows))
+        return average([kind.to_predictions(one.logits(rows, shared)) for one in (self, *self.others)])
 
     @torch.no_grad()
-    def logits(self, rows: Any) -> Any:
-        """Returns what the model puts out, float32: (n, ...), or of residues a list of n arrays."""
+    def logits(self, rows: Any, shared: MutableMapping[Any, torch.Tensor] | None = None) -> Any:
+        """Returns what this one model puts out, float32: (n, ...), or of residues a list of n arrays.
+
+        `shared`: embeddings of these rows by encoders that several models have in common; filled.
+        """
+        shared = {} if shared is None else shared
         table = _read_rows(rows, self.columns, self.collator.missing_chains)
         for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
@@ -155,7 +178,10 @@ class AffinityPredictor:
             positions, distinct = factorize(read_columns(table, parts), name in optional)
             numbers[name] = torch.from_numpy(positions)
             inputs = [join_parts(parts) for parts in distinct]
-            tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
+            key = name, id(self.model.encoders[str(self.model.tower_of(name).encoder)])
+            if key not in shared:
+                shared[key] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
+            tables[name] = shared[key]
         found = []
         for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
             chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
@@ -181,7 +207,8 @@ class AffinityPredictor:
         """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
 
         The width is the same for all rows: how far predictions were off on the validation rows of the training run
-        (`hf_ext.heads.intervals`). It speaks about rows that are as new to the model as those were.
+        (`hf_ext.heads.intervals`), of several models the mean of theirs. It speaks about rows that are as new to the
+        model as those were.
 
         Args:
             rows: as for `predict`.
@@ -194,7 +221,7 @@ class AffinityPredictor:
             ArgumentError: not a level; the model has no intervals, or none of this level.
             DataError: as `predict`.
         """
-        reach = half_width(self.model.config.prediction_intervals, level)
+        reach = np.mean([half_width(one.model.config.prediction_intervals, level) for one in (self, *self.others)])
         return self.predict(rows)[:, None] + np.array([-reach, reach], np.float32)
 
 
