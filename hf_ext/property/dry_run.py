@@ -36,6 +36,7 @@ from .building import (
 )
 from .distilling import check_teacher
 from .measure import check_measure, describe_measure, resolve_measure
+from .repeats import check as check_repeats
 from .repeats import find_folds_of
 from .rows import describe_rows, load_rows
 from .scoring import read_requirements
@@ -69,6 +70,7 @@ def make_dry_run(
             nonlocal splits, kind, num_runs
             if not dry_run.is_read(data_args.dataset_name):
                 return
+            check_repeats(given, data_args, args)
             if given.folds:
                 folds, *_ = find_folds_of(given.folds, data_args, Path(scratch) / "rejected.csv")
                 data_args.fold = Fold(given.folds, folds[0])

@@ -82,7 +82,7 @@ def check(run: Run) -> None:
         lone := {"unlabelled", "distill_weight", "distill_temperature"} & run.explicit
     ):
         raise ArgumentError(f"--{min(lone)} is for a student: give --distill_from, too, or leave it out.")
-    check_repeats(run)
+    check_repeats(run.model_args, run.data_args, run.args)
     resolve_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings

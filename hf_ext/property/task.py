@@ -50,7 +50,7 @@ class AffinityTask(Task):
 
     def take_steps(self, run: Run) -> Json:
         """Takes the steps of a run; with `--folds` or `--num_seeds` of several, and joins what they predict."""
-        if self._find("repeats", "is_repeated")(run):
+        if self._find("repeats", "is_repeated")(run.model_args, run.data_args):
             return self._find("repeats", "repeat")(self, run)
         return super().take_steps(run)
 

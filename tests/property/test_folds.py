@@ -13,10 +13,14 @@ from datasets import Dataset
 from hf_ext.checkpoints import find_members, find_model
 from hf_ext.data import DataArguments, Fold, find_folds, find_whole
 from hf_ext.data.splits import split_rows
+from hf_ext.doctor.estimates import Rate, make_schedule, sum_seconds
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.hardware import detect_hardware
 from hf_ext.labels import average
-from hf_ext.property import TASK, AffinityPredictor
+from hf_ext.plan import make_plan
+from hf_ext.property import TASK, AffinityArguments, AffinityPredictor
 from hf_ext.property.repeats.pooling import add_up, find_spread
+from hf_ext.training_args import FastTrainingArguments
 
 pytestmark = pytest.mark.internals
 LETTERS = np.array([*"ACDEFGHIKLMNPQRSTVWY"])
@@ -223,3 +227,27 @@ def test_finished_runs_are_kept_and_other_arguments_refused(done, command):
         TASK.main([*command, "--head", "mlp", "--learning_rate", "0.02"])
     with pytest.raises(ArgumentError, match="holds the runs of --folds or --num_seeds"):
         TASK.main([*command[: command.index("--folds")], "--output_dir", str(folder), "--head", "mlp"])
+
+
+def test_the_doctor_counts_all_runs_and_encodes_once(command, demo_encoders):
+    folder = Path(command[-1]).parent
+    data = {"dataset_name": str(folder / "rows.csv"), "embedding_cache_dir": str(folder / "cache")}
+    stages = []
+    for flags in ({}, {"folds": "3", "num_seeds": 2, "final_model": "all"}):
+        args = FastTrainingArguments(output_dir=str(folder / "never"), speedups=["all"], report_to="none")
+        model_args = AffinityArguments(encoders=[demo_encoders[1]], **flags)
+        dry_run = TASK.dry_run([model_args, DataArguments(data["dataset_name"])], args, detect_hardware("cpu"))
+        assert dry_run.problems == []
+        stages += dry_run.stages
+    assert [stage.num_runs for stage in stages] == [1, 8]
+    assert [stage.parts[0].num_distinct for stage in stages] == [96, 96]
+    rate = Rate(1e9, 1e9, "")
+    seconds = []
+    for stage in stages:
+        plan = make_plan(stage.args, stage.model, stage.rows, stage.inputs, detect_hardware("cpu"))
+        schedule = make_schedule(plan, stage)
+        seconds.append(dict(sum_seconds(plan, stage, schedule, [rate])))
+    (one_once, one), (eight_once, eight) = (found.values() for found in seconds)
+    assert one_once == eight_once
+    per_step = [span[0] / make_schedule(plan, stage).steps for span, stage in zip((one, eight), stages)]
+    assert per_step[1] == pytest.approx(8 * per_step[0], rel=0.2)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...checkpoints import FREE_TO_DIFFER, MODEL_MANIFEST
-from ...data import REJECTED_FILE, SOURCE_ROW, Fold, find_folds, find_whole, fingerprint, load_sequences
+from ...data import REJECTED_FILE, SOURCE_ROW, DataArguments, Fold, find_folds, find_whole, fingerprint, load_sequences
 from ...errors import ArgumentError, DataError
 from ...evaluation import describe_failed, raise_failed
 from ...files import Json, write_text
@@ -26,6 +26,8 @@ from ...processes import do_on_main
 from ...reporting import read_object
 from ...tasks import Run, Task, with_absolute_path
 from ...text import start_run_log
+from ...training_args import FastTrainingArguments
+from ..arguments import AffinityArguments
 from ..scoring import read_requirements
 from .pooling import conclude, save_held
 
@@ -49,32 +51,31 @@ class Part(NamedTuple):
         return self.fold is None or self.fold.tested is not None
 
 
-def is_repeated(run: Run) -> bool:
+def is_repeated(args: AffinityArguments, data_args: DataArguments) -> bool:
     """Returns whether arguments ask for several runs, of which this is none."""
-    return run.model_args.num_seeds > 1 or (run.model_args.folds is not None and run.data_args.fold is None)
+    return args.num_seeds > 1 or (args.folds is not None and data_args.fold is None)
 
 
-def check(run: Run) -> None:
+def check(args: AffinityArguments, data_args: DataArguments, training: FastTrainingArguments) -> None:
     """Raises ArgumentError where several runs are asked for beside what goes with one alone."""
-    args = run.model_args
     told = f"--folds {args.folds}" if args.folds else f"--num_seeds {args.num_seeds}"
     if args.final_model != "mean" and not args.folds:
         raise ArgumentError(f"--final_model {args.final_model} is for --folds: give it, or leave this out.")
-    if not is_repeated(run):
+    if not is_repeated(args, data_args):
         return
     wrong = {
-        "--streaming, whose rows cannot be divided": run.data_args.streaming,
+        "--streaming, whose rows cannot be divided": data_args.streaming,
         "--stock_trainer, which leaves no models to join": args.stock_trainer,
         "--loss ranking, whose models have no common unit": args.loss == "ranking",
-        "a checkpoint, which is of one run (give --resume auto or no)": run.args.resume not in ("auto", "no")
-        or run.args.resume_from_checkpoint,
+        "a checkpoint, which is of one run (give --resume auto or no)": training.resume not in ("auto", "no")
+        or training.resume_from_checkpoint,
     }
     if args.folds:
         wrong |= {
-            "--split_column, which names the test rows itself": run.data_args.split_column,
+            "--split_column, which names the test rows itself": data_args.split_column,
             "--init_head_from, whose head has seen rows that are tested": args.init_head_from,
             "--distill_from, whose teacher has seen rows that are tested": args.distill_from,
-            "generated rows (name a --dataset_name)": run.data_args.dataset_name is None,
+            "generated rows (name a --dataset_name)": data_args.dataset_name is None,
         }
     if found := [text for text, is_asked in wrong.items() if is_asked]:
         raise ArgumentError(f"{told} does not go with {'; nor with '.join(found)}.")
@@ -82,13 +83,13 @@ def check(run: Run) -> None:
 
 def refuse_alone(run: Run) -> None:
     """Raises ArgumentError where a script makes one run of several, or a single run goes into the folder of several."""
-    if is_repeated(run):
+    if is_repeated(run.model_args, run.data_args):
         raise ArgumentError("--folds and --num_seeds make several runs: call `task.take_steps(run)`, as hf-ext train.")
     if (run.folder / STATE).is_file():
         raise ArgumentError(f"{run.folder} holds the runs of --folds or --num_seeds. Choose another --output_dir.")
 
 
-def find_folds_of(folds: str, data_args: Any, rejected: Path | None = None) -> tuple[list[str], Any, Any]:
+def find_folds_of(folds: str, data_args: DataArguments, rejected: Path | None = None) -> tuple[list[str], Any, Any]:
     """Finds the folds of the rows, in order; returns them with the rows and the kind of their labels.
 
     Raises:
