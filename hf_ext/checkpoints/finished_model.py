@@ -203,8 +203,8 @@ def read_members(folder: StrPath) -> list[str]:
         return []
     try:
         members = read_json(path.resolve())["members"]  # the Hub's cache is made of links
-        wrong = [name for name in members if not _MEMBER.fullmatch(name)]
-        wrong += [name for name in members if hash_file(path.parent / name / MODEL_MANIFEST).sha256 != members[name]]
+        hashes = {name: hash_file(path.parent / name / MODEL_MANIFEST) for name in filter(_MEMBER.fullmatch, members)}
+        wrong = [name for name in members if name not in hashes or hashes[name].sha256 != members[name]]
     except (CheckpointError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(f"Model {path}: damaged ({error}). Copy it, or download it, again.") from error
     if wrong or not members:

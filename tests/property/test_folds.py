@@ -248,6 +248,6 @@ def test_the_doctor_counts_all_runs_and_encodes_once(command, demo_encoders):
         schedule = make_schedule(plan, stage)
         seconds.append(dict(sum_seconds(plan, stage, schedule, [rate])))
     (one_once, one), (eight_once, eight) = (found.values() for found in seconds)
-    assert one_once == eight_once
+    assert eight_once == pytest.approx(one_once, rel=0.2)  # by the mean length of training rows
     per_step = [span[0] / make_schedule(plan, stage).steps for span, stage in zip((one, eight), stages)]
     assert per_step[1] == pytest.approx(8 * per_step[0], rel=0.2)

@@ -173,7 +173,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("leak", LEAKS)
 def test_a_planted_leak_shows_as_a_change_of_what_was_fitted(leak, fit, seen, monkeypatch):
     what, words, plant = LEAKS[leak]
@@ -184,7 +184,7 @@ def test_a_planted_leak_shows_as_a_change_of_what_was_fitted(leak, fit, seen, mo
     assert differing(fit(rows, words, is_blind), fit(changed, words, is_blind)), f"nobody would notice: {leak}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("what", "words"),
     [("labels", MLP), ("sequences", AUTO), ("labels", f"{AUTO} --layer auto"), ("classes", MLP), ("sequences", MLP)],

@@ -98,7 +98,7 @@ def read_values(table: pa.Table, kind: LabelKind) -> dict[str, Any]:
     return {name: np.array(rows) for name, rows in cells.items()}
 
 
-def find_groups(table: pa.Table, parts: Sequence[Part], named: set[str]) -> ResamplingGroups | None:
+def find_resampled(table: pa.Table, parts: Sequence[Part], named: set[str]) -> ResamplingGroups | None:
     """Finds what intervals resample: what runs held out together, else folds of a column, if enough; else rows."""
     column = parts[0].fold and parts[0].fold.column
     if len(named) == 1:
@@ -198,7 +198,7 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     reports = [record["data"] for record in records[:: len(seeds)]]
     leaks = add_up([report["leaks"] for report in reports])
     named = {record["test"]["interval_by"] for record in records} - {None}
-    test = score_joined(run, rows, values, kind, find_groups(tables[0], seeds[0], named), leaks)
+    test = score_joined(run, rows, values, kind, find_resampled(tables[0], seeds[0], named), leaks)
     scores = test.to_dict()
     notes = {name: [*dict.fromkeys(chain(*(one[name] for one in reports)))] for name in ("notes", "warnings")}
     required = read_requirements(run.model_args, run.data_args, kind)
