@@ -12,13 +12,14 @@ if TYPE_CHECKING:
         BOUND_SIGNS,
         HIGH,
         LOW,
+        check_predictions,
         find_output,
         find_rejected,
         read_predictions,
         refuse_added,
         write_predictions,
     )
-    from .predictor import AffinityPredictor, check_predictions, find_device, load_model, predicting, training_arguments
+    from .predictor import AffinityPredictor, find_device, load_model, predicting, training_arguments
     from .results import PREDICTIONS, baseline_file
     from .rows import check_splits, check_threshold, describe_groups
     from .scoring import LIMITS_NOTE, RANKING_NOTE, Compared

@@ -39,11 +39,11 @@ from ..models import AffinityModel, identify_encoder
 from ..reporting import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
+from .prediction_file import WHERE, check_predictions
 
 logger = logging.getLogger(__name__)
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
-_WHERE = "rows (the first is 1)"
 
 
 class AffinityPredictor:
@@ -264,21 +264,6 @@ def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrain
             trainer.close()
 
 
-def check_predictions(predictions: Any) -> Any:
-    """Checks that all `predictions` of n rows, an array (n, ...) or a list of arrays, are numbers; returns them.
-
-    Raises:
-        DataError: some are NaN or infinite; with their rows, counted from 1.
-    """
-    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1
-    if len(wrong):
-        raise DataError(
-            f"Predictions of {len(wrong)} {_WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "
-            "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
-        )
-    return predictions
-
-
 def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str]) -> datasets.Dataset:
     """Reads the sequences of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
 
@@ -301,7 +286,7 @@ def _read_rows(rows: Any, columns: Sequence[str], missing_chains: Collection[str
     args = DataArguments(sequence_columns=[*columns], missing_chains=[*missing_chains])
     cleaned, errors, _ = clean_chains(cells, args, np.arange(1, 1 + len(frame)))
     if errors:
-        refused = format_errors([(_WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
+        refused = format_errors([(WHERE, error) for error in sorted(errors, key=lambda error: error.row)])
         raise DataError(
             f"{refused}\nFix or remove these rows. Options that begin with -- are those of `hf-ext predict`."
         )

@@ -11,15 +11,13 @@ import pytest
 from datasets import Dataset
 
 from hf_ext.checkpoints import find_members, find_model
-from hf_ext.data import DataArguments, Fold, find_folds, find_whole
-from hf_ext.data.splits import split_rows
-from hf_ext.doctor.estimates import Rate, make_schedule, sum_seconds
+from hf_ext.data import DataArguments, Fold, find_folds, find_whole, splits
+from hf_ext.doctor import estimates
 from hf_ext.errors import ArgumentError, DataError
 from hf_ext.hardware import detect_hardware
 from hf_ext.labels import average
 from hf_ext.plan import make_plan
-from hf_ext.property import TASK, AffinityArguments, AffinityPredictor
-from hf_ext.property.repeats.pooling import add_up, find_spread
+from hf_ext.property import TASK, AffinityArguments, AffinityPredictor, repeats
 from hf_ext.training_args import FastTrainingArguments
 
 pytestmark = pytest.mark.internals
@@ -60,21 +58,21 @@ def test_each_row_is_tested_once_and_no_group_is_on_two_sides(by, split):
     tested: list[str] = []
     for fold in sorted({*folds}):
         args.fold = Fold(by, fold)
-        splits, report = split_rows(data, args)
+        found, report = splits.split_rows(data, args)
         assert report["rule"] == f"folds:{by}"
-        sides = {name: {*splits[name]["sequence"]} for name in ("train", "validation", "test")}
+        sides = {name: {*found[name]["sequence"]} for name in ("train", "validation", "test")}
         assert sum(map(len, sides.values())) == len(rows)
         assert len(sides["validation"]) == pytest.approx((len(rows) - len(sides["test"])) / 9, abs=4)
-        family = {name: {*splits[name]["family"]} for name in sides}
+        family = {name: {*found[name]["family"]} for name in sides}
         if split == "group:family":
             assert family["train"] & family["validation"] == set()
             assert family["test"] & (family["train"] | family["validation"]) == set()
-        tested += splits["test"]["sequence"]
+        tested += found["test"]["sequence"]
     assert sorted(tested) == sorted(rows["sequence"])
     args.fold = Fold(by)
-    splits, _ = split_rows(data, args)
-    assert {*splits} == {"train", "validation"}
-    assert sum(map(len, splits.values())) == len(rows)
+    found, _ = splits.split_rows(data, args)
+    assert {*found} == {"train", "validation"}
+    assert sum(map(len, found.values())) == len(rows)
 
 
 def test_columns_and_numbers_that_are_no_folds_are_refused():
@@ -87,7 +85,7 @@ def test_columns_and_numbers_that_are_no_folds_are_refused():
             find_folds(data, args, find_whole(data, args))
     args, data = as_rows({"fold": ("site", "a")}, rows.assign(_split_file="train"))
     with pytest.raises(DataError, match="one file"):
-        split_rows(data, args)
+        splits.split_rows(data, args)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +112,22 @@ def test_what_does_not_go_with_several_runs_is_said_at_once(words, said, tmp_pat
 
 
 def test_spreads_are_those_worked_out_by_hand():
-    assert find_spread(np.array([[1.0, 3.0]])) == {"mean": 2, "std_folds": None, "std_seeds": 2**0.5, "std": 2**0.5}
-    assert find_spread(np.array([[1.0], [3.0]])) == {"mean": 2, "std_folds": 2**0.5, "std_seeds": None, "std": 2**0.5}
+    assert repeats.find_spread(np.array([[1.0, 3.0]])) == {
+        "mean": 2,
+        "std_folds": None,
+        "std_seeds": 2**0.5,
+        "std": 2**0.5,
+    }
+    assert repeats.find_spread(np.array([[1.0], [3.0]])) == {
+        "mean": 2,
+        "std_folds": 2**0.5,
+        "std_seeds": None,
+        "std": 2**0.5,
+    }
     # Means 2 and 6, variance 8; seeds within folds 2: 8 - 2 / 2 of folds, and 2 of seeds.
-    both = find_spread(np.array([[1.0, 3.0], [5.0, 7.0]]))
+    both = repeats.find_spread(np.array([[1.0, 3.0], [5.0, 7.0]]))
     assert both == pytest.approx({"mean": 4, "std_folds": 8**0.5, "std_seeds": 2**0.5, "std": 3})
-    assert find_spread(np.array([[1.0, np.nan]])) == {}
+    assert repeats.find_spread(np.array([[1.0, np.nan]])) == {}
 
 
 def test_means_of_predictions_and_sums_of_counts():
@@ -129,7 +137,7 @@ def test_means_of_predictions_and_sums_of_counts():
     one = {"num": 1, "near": [{"identity": 0.9, "num_rows": 2}], "compared": "test", "repeated": [[1, 2]]}
     two = {"num": 4, "near": [{"identity": 0.9, "num_rows": 3}], "compared": "test", "repeated": [[5, 6]]}
     summed = {"num": 5, "near": [{"identity": 0.9, "num_rows": 5}], "compared": "test", "repeated": [[1, 2], [5, 6]]}
-    assert add_up([one, two]) == summed
+    assert repeats.add_up([one, two]) == summed
 
 
 # --- a whole command ------------------------------------------------------------------------------------------------
@@ -178,13 +186,13 @@ def test_all_rows_are_predicted_in_their_order_by_the_mean_of_models_that_had_no
 
 def test_results_report_and_card_have_each_fold_and_seed_and_their_spread(done):
     results, folder = done
-    repeats = results["repeats"]
+    found = results["repeats"]
     of_runs = [json.loads((folder / run / "all_results.json").read_text())["test"]["scores"]["model"] for run in RUNS]
     table = np.array([one["rmse"]["value"] for one in of_runs]).reshape(2, 2)
-    assert repeats["spread"]["rmse"]["mean"] == pytest.approx(table.mean())
-    assert repeats["spread"]["rmse"]["std_seeds"] == pytest.approx(np.sqrt(table.var(1, ddof=1).mean()))
-    assert [one["seed"] for one in repeats["seeds"]] == [42, 43]
-    assert [(one["fold"], one["num_rows"]) for one in repeats["folds"]] == [("1", 48), ("2", 48)]
+    assert found["spread"]["rmse"]["mean"] == pytest.approx(table.mean())
+    assert found["spread"]["rmse"]["std_seeds"] == pytest.approx(np.sqrt(table.var(1, ddof=1).mean()))
+    assert [one["seed"] for one in found["seeds"]] == [42, 43]
+    assert [(one["fold"], one["num_rows"]) for one in found["folds"]] == [("1", 48), ("2", 48)]
     assert "RMSE of one model" in (folder / "README.md").read_text()
     assert "Each fold" in (folder / "report.html").read_text()
 
@@ -241,13 +249,13 @@ def test_the_doctor_counts_all_runs_and_encodes_once(command, demo_encoders):
         stages += dry_run.stages
     assert [stage.num_runs for stage in stages] == [1, 8]
     assert [stage.parts[0].num_distinct for stage in stages] == [96, 96]
-    rate = Rate(1e9, 1e9, "")
+    rate = estimates.Rate(1e9, 1e9, "")
     seconds = []
     for stage in stages:
         plan = make_plan(stage.args, stage.model, stage.rows, stage.inputs, detect_hardware("cpu"))
-        schedule = make_schedule(plan, stage)
-        seconds.append(dict(sum_seconds(plan, stage, schedule, [rate])))
+        schedule = estimates.make_schedule(plan, stage)
+        seconds.append(dict(estimates.sum_seconds(plan, stage, schedule, [rate])))
     (one_once, one), (eight_once, eight) = (found.values() for found in seconds)
     assert eight_once == pytest.approx(one_once, rel=0.2)  # by the mean length of training rows
-    per_step = [span[0] / make_schedule(plan, stage).steps for span, stage in zip((one, eight), stages)]
+    per_step = [span[0] / estimates.make_schedule(plan, stage).steps for span, stage in zip((one, eight), stages)]
     assert per_step[1] == pytest.approx(8 * per_step[0], rel=0.2)

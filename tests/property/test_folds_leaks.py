@@ -18,9 +18,8 @@ from hf_ext.baselines import pooled_features
 from hf_ext.data import Fold, nearest_identities, splits
 from hf_ext.heads import ensemble
 from hf_ext.models import AffinityModel
-from hf_ext.property import TASK, steps
-from hf_ext.property.repeats.running import Part, take_part
-from hf_ext.training.embedding_cache import EmbeddingCache
+from hf_ext.property import TASK, repeats, steps
+from hf_ext.training import embedding_cache
 
 pytestmark = pytest.mark.internals
 TIMES = ("seconds",)
@@ -77,10 +76,11 @@ def fit(tmp_path_factory, demo_encoders) -> Callable[..., dict[str, Any]]:
         folder.mkdir()
         rows.to_csv(folder / "rows.csv", index=False)
         given = f"--dataset_name {folder}/rows.csv --encoders {demo_encoders[1]} --embedding_cache_dir {root}/cache "
+        quick = QUICK if "mlp" in words else QUICK.replace("--head_sizes 8 --head_dropout 0 ", "")
         run = TASK.parse(
-            [*given.split(), *QUICK.split(), *words.split(), "--folds", "site", "--output_dir", str(folder)]
+            [*given.split(), *quick.split(), *words.split(), "--folds", "site", "--output_dir", str(folder)]
         )
-        take_part(TASK, run, Part("fold_a/seed_42", Fold("site", "a"), 42), is_last=True)
+        repeats.take_part(TASK, run, repeats.Part("fold_a/seed_42", Fold("site", "a"), 42), is_last=True)
         return read_fitted(folder / "fold_a" / "seed_42", is_blind)
 
     return fitted
@@ -126,8 +126,10 @@ def scale_labels(monkeypatch: Any, seen: Seen) -> None:
 
 
 def scale_embeddings(monkeypatch: Any, seen: Seen) -> None:
-    original = EmbeddingCache._sample
-    monkeypatch.setattr(EmbeddingCache, "_sample", lambda *args: [*original(*args), *seen["test"]["sequence"][:]])
+    original = embedding_cache.EmbeddingCache._sample
+    monkeypatch.setattr(
+        embedding_cache.EmbeddingCache, "_sample", lambda *args: [*original(*args), *seen["test"]["sequence"][:]]
+    )
 
 
 def turn_directions(monkeypatch: Any, seen: Seen) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from ...checkpoints import write_members
-from ...data import SOURCE_ROW, FloatArray, as_dataset, read_bounds, read_columns
+from ...data import SOURCE_ROW, FloatArray, Fold, as_dataset, read_bounds, read_columns
 from ...evaluation import (
     MIN_GROUPS,
     MODEL,
@@ -48,9 +48,6 @@ from ..results import write_test_files
 from ..rows import describe_groups
 from ..scoring import Compared, SplitScores, read_requirements
 
-if TYPE_CHECKING:
-    from .running import Part
-
 HELD = "held_out.parquet"  # the test rows of a run, and what it predicted for them
 OWN = "held_out:"  # begins the names of columns that are no row's: the label, what was predicted, and
 GROUP = f"{OWN} group"
@@ -59,6 +56,19 @@ OF_RUN = ("format", "task", "trainer", "model", "label_kind", "environment", "la
 OF_COMMAND = ("seed", "output_dir", "num_seeds", "require", "push_to_hub", "hub_model_id")
 MAX_NOTES = 20
 MAX_REPEATED = 5
+
+
+class Part(NamedTuple):
+    """A run: its folder in that of the command, its fold (None: rows are split as usual) and its seed."""
+
+    folder: str
+    fold: Fold | None
+    seed: int
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether it is scored; not that of all rows."""
+        return self.fold is None or self.fold.tested is not None
 
 
 def save_held(folder: Path, rows: Dataset, test: SplitScores) -> None:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,26 +29,13 @@ from ...text import start_run_log
 from ...training_args import FastTrainingArguments
 from ..arguments import AffinityArguments
 from ..scoring import read_requirements
-from .pooling import conclude, save_held
+from .pooling import Part, conclude, save_held
 
 STATE = "repeats.json"  # arguments, rows, and which runs are finished
 # Beginnings of reasons why an argument may differ from run to run, that hold for one that is finished, too.
 FREE = ("a place", "shown", "says what is kept", "is about one", "the machine", "computes the same")
 GROWS = ("num_seeds", "final_model", "require", "config")
 MAX_NAME = 60
-
-
-class Part(NamedTuple):
-    """A run: its folder in that of the command, its fold (None: rows are split as usual) and its seed."""
-
-    folder: str
-    fold: Fold | None
-    seed: int
-
-    @property
-    def is_tested(self) -> bool:
-        """Whether it is scored; not that of all rows."""
-        return self.fold is None or self.fold.tested is not None
 
 
 def is_repeated(args: AffinityArguments, data_args: DataArguments) -> bool:
