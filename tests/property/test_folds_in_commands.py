@@ -38,7 +38,8 @@ def test_each_kind_of_label_is_predicted_by_folds_and_by_the_mean_of_their_model
     assert len(results["repeats"]["folds"]) == 3
     listed = pd.read_csv(tmp_path / "out" / "predictions.csv", dtype=str)
     assert len(listed) == 240
-    assert {"fold", "prediction"} <= {*listed}
+    assert "fold" in listed
+    assert any(name.startswith("prediction") for name in listed)  # of several numbers a column each
     scored = evaluate.main(["--models", str(tmp_path / "out" / "predictions.csv"), "--test_of", str(tmp_path / "out")])
     metric = results["verdict"]["comparison"]["metric"]
     of_run = results["test"]["scores"]["model"][metric]["value"]
