@@ -105,6 +105,36 @@ def replay() -> str:
     return table(rows, ["set", "next batch", "draws", "start", *rounds, "calibration error", "Spearman with errors"])
 
 
+def folds_and_seeds() -> str:
+    """Five folds by three seeds: scores over all rows, of single models, and how far folds and seeds differ."""
+    if not (RESULTS / "folds_and_seeds.json").is_file():
+        return "Not measured yet: `benchmarks/folds_and_seeds.py`."
+    rows = []
+    for name, one in read("folds_and_seeds")["sets"].items():
+        metrics = ("spearman", "rmse") if "spearman" in one["scores"]["model"] else ("accuracy", "mcc")
+        for metric in metrics:
+            spread = one["repeats"]["spread"][metric]
+            single = [f"{spread[key]:.3f}" for key in ("mean", "std_folds", "std_seeds", "std")]
+            known = [both[metric]["value"] for who, both in one["scores"].items() if who != "model"]
+            best = (min if metric == "rmse" else max)(value for value in known if value is not None)
+            whole = interval(one["scores"]["model"][metric])
+            rows.append(
+                [name, f"{one['rows']:,}", metric, whole, f"{best:.3f}", *single, f"{one['cpu_s'] / 60:.0f} min"]
+            )
+    headers = [
+        "data",
+        "rows",
+        "metric",
+        "all rows, mean of seeds",
+        "best baseline",
+        "one model",
+        "folds",
+        "seeds",
+        "both",
+    ]
+    return table(rows, [*headers, "CPU time"])
+
+
 def _default_table(metrics: dict[str, tuple[str, Callable[..., Any]]]) -> str:
     sets: dict[str, list[dict[str, Any]]] = {}
     for run in read("default_runs")["runs"]:
@@ -672,6 +702,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         made.__name__: made
         for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
+    "folds_and_seeds": folds_and_seeds,
     **{made.__name__: made for made in (faults, replay, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made

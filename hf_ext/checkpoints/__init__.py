@@ -7,17 +7,22 @@ from ..faces import offer
 if TYPE_CHECKING:
     from .compare import STEP_SIZE, compare_runs, refuse, refuse_asked
     from .finished_model import (
+        MEMBERS,
         MODEL_MANIFEST,
         PART,
         WEIGHTS,
         check_finite,
         check_model,
+        find_members,
         find_model,
         list_files,
         not_finite,
         open_model,
+        read_members,
+        write_members,
         write_model_manifest,
     )
+    from .free_to_differ import FREE_TO_DIFFER
     from .manifest import (
         CHECKPOINT_NAME,
         PROGRESS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from ..data import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
-from ..files import StrPath
+from ..files import StrPath, write_text
 from ..pretrained import fetch_folder, reading
-from .manifest import Manifest, check_files, hash_file
+from .manifest import Manifest, check_files, hash_file, read_json
 
 MODEL_MANIFEST = "model_manifest.json"
 WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
@@ -32,6 +33,10 @@ _FILES = [
     *("config.json", INPUTS_NAME, "model*.safetensors", "model.safetensors.index.json", "tokenizers/*"),
     MODEL_MANIFEST,
 ]
+
+MEMBERS = "members.json"  # of a folder of several models, whose mean predicts
+_MEMBER = re.compile(r"((fold_[\w.-]+|final)/)?seed_\d+")
+_FOLDERS = ("fold_*/", "final/", "seed_*/")
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +151,62 @@ def find_model(name_or_path: str | Path, revision: str | None = None) -> Path:
     """Finds the folder of a trained affinity model: a local one as it is, or a Hub model's snapshot.
 
     Raises:
-        ArgumentError: neither a folder nor a model that the Hub hands out, or no model of `recipes/max_speed.py`.
+        ArgumentError: as `find_members`; or it holds several models.
+    """
+    first, *others = find_members(name_or_path, revision)
+    if others:
+        raise ArgumentError(
+            f"Model {name_or_path}: {1 + len(others)} models, whose mean predicts, and here one is needed. Give the "
+            f"folder of one, such as {first}."
+        )
+    return first
+
+
+def find_members(name_or_path: str | Path, revision: str | None = None) -> list[Path]:
+    """Finds the folders of the trained affinity models whose mean predicts: mostly one, the folder itself.
+
+    Raises:
+        ArgumentError: neither a folder nor a model that the Hub hands out; no model of `recipes/max_speed.py`; or a
+            folder of several models whose list is damaged, or of which one is not what was listed.
 
     Cost: of a Hub model one download, of the files that loading needs; the Hub's cache keeps them.
     """
-    folder = fetch_folder(name_or_path, revision, _FILES)
-    if not (folder / INPUTS_NAME).is_file():
+    files = [start + name for start in ("", *_FOLDERS) for name in _FILES]
+    folder = fetch_folder(name_or_path, revision, [MEMBERS, *files])
+    folders = [folder / name for name in read_members(folder)] or [folder]
+    if not all((one / INPUTS_NAME).is_file() for one in folders):
         raise ArgumentError(
             f"Model {name_or_path}: no {INPUTS_NAME} there. Give the output folder of a finished `hf-ext train`, or "
             "the Hub id it was pushed to."
         )
-    return folder
+    return folders
+
+
+def write_members(folder: StrPath, names: Iterable[str]) -> None:
+    """Writes `members.json`: folders of models, relative, each with the sha256 of its manifest.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    members = {name: hash_file(Path(folder, name, MODEL_MANIFEST)).sha256 for name in names}
+    write_text(Path(folder, MEMBERS), json.dumps({"format": 1, "members": members}, indent=2) + "\n")
+
+
+def read_members(folder: StrPath) -> list[str]:
+    """Reads the names of the models in a folder of several; none where it is no such folder.
+
+    Raises:
+        ArgumentError: the list is damaged, or a model is another one than it was.
+    """
+    path = Path(folder, MEMBERS)
+    if not path.is_file():
+        return []
+    try:
+        members = read_json(path.resolve())["members"]  # the Hub's cache is made of links
+        hashes = {name: hash_file(path.parent / name / MODEL_MANIFEST) for name in filter(_MEMBER.fullmatch, members)}
+        wrong = [name for name in members if name not in hashes or hashes[name].sha256 != members[name]]
+    except (CheckpointError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(f"Model {path}: damaged ({error}). Copy it, or download it, again.") from error
+    if wrong or not members:
+        raise ArgumentError(f"Model {path}: {', '.join(wrong) or 'no model'}: not what was saved. Copy it again.")
+    return [*members]

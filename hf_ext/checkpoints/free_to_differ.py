@@ -51,7 +51,7 @@ _BY_REASON = {
     "makes rows, which are compared": """
         dataset_name dataset_config_name dataset_revision streaming id_column bad_rows max_residues too_long
         sequence_columns missing_chains numeric_columns category_columns label_column marker_classes mask_column
-        mask_file censor_column group_column task split_column split split_sizes split_seed cluster_column
+        mask_file censor_column group_column task split_column split split_sizes split_seed fold folds cluster_column
         cluster_identity cluster_file max_train_samples filter filter_train max_validation_samples stage
         antigen_column heavy_column light_column may_lack_light min_affinity distill_from unlabelled
     """,
@@ -65,7 +65,7 @@ _BY_REASON = {
     "makes weights to begin with, which a checkpoint has": "init_head_from",
     "acts after training, or beside it": """
         head binder_threshold require stock_trainer temperature top_p discriminator num_epoch_samples num_judged
-        num_reproduced affinity_threshold gates
+        num_reproduced affinity_threshold gates num_seeds final_model
     """,
 }
 FREE_TO_DIFFER = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .arguments import NUMBERS, SPLIT_CLUSTER, DataArguments, LabelledArguments, ReadingArguments, TooLong
+    from .arguments import NUMBERS, SPLIT_CLUSTER, DataArguments, Fold, LabelledArguments, ReadingArguments, TooLong
     from .batches.antibodies import (
         ANTIGEN_TOKENIZER,
         BOS_ID,
@@ -53,6 +53,6 @@ if TYPE_CHECKING:
     from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence, clean_chains
     from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
     from .split_report import find_missing, leak_report
-    from .splits import draw_rows
+    from .splits import draw_rows, find_folds, find_whole
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..arguments import COUNT, SEED, check_choices, check_ranges, option, ranges_in_types
@@ -21,6 +21,24 @@ TooLong = Literal["error", "truncate", "window"]
 NUMBERS = "numbers"  # what columns beside sequences become: an input of a head, and a part of batches
 KEPT = "_kept"  # column of rows with --filter_train: whether they may train; never a result's
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Says which rows one of several runs is tested on.
+
+    Attributes:
+        by: column whose values are the folds; or how many are made, a whole number.
+        tested: the fold that is tested; None: none is, and all rows are for training and validation.
+    """
+
+    by: str
+    tested: str | None = None
+
+    @property
+    def column(self) -> str | None:
+        """The column; None where folds are made."""
+        return None if self.by.isdecimal() else self.by
 
 
 @dataclass
@@ -164,6 +182,7 @@ class DataArguments(LabelledArguments):
     max_train_samples: Annotated[int, COUNT] | None = option(
         None, "Train on a random subset of this many rows (the first ones of a stream)."
     )
+    fold: Fold | None = field(default=None, init=False)  # set by a command that makes several runs
 
     def __post_init__(self) -> None:
         super().__post_init__()

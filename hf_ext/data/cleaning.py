@@ -78,7 +78,7 @@ class RowSchema:
         args = self.args
         names = [args.group_column]
         if self.needs_splits:
-            names.append(args.split_group_column)
+            names += [args.split_group_column, args.fold.column if args.fold else None]
         return [name for name in dict.fromkeys(names) if name and name not in args.sequence_columns]
 
     @property

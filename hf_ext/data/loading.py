@@ -152,8 +152,9 @@ def load_sequences(
     is fine here, `rejected` is the CSV that lists what `bad_rows="drop"` leaves out, `keeps_columns` asks for
     `as_read`, which takes the memory of the whole source, and `needs_labels` for `label` and `bound`. With `kind`, that
     of a model, labels are read as that model has them, whatever `args.task` says; a class that it lacks is refused.
+    With `args.fold` the columns that folds need are there, too.
     """
-    schema = RowSchema(args, needs_labels, needs_splits=False)
+    schema = RowSchema(args, needs_labels, needs_splits=args.fold is not None)
     keeps_columns = keeps_columns and not args.streaming
     parts, report = _open(schema, table, rejected, keeps_columns)
     if needs_labels:

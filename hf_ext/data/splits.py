@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,12 @@ from ..errors import DataError
 from ..labels import distinct
 from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
 from .columns import Report, as_dataset, factorize
-from .formats import read_lines
-from .near_copies import find_families
+from .near_copies import find_clusters
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
 UNUSED = "unused"
+MAX_FOLDS = 50
 PLACES = (*SPLITS, UNUSED)  # what a split column says of a row; unused: it is left out
 ALIASES = {name: name for name in PLACES} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
@@ -49,7 +48,8 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
             case. `split`: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole
             groups allow); or "cluster" (similar rows on one side, see `find_clusters`, or by
             `cluster_file`). `split_sizes` are fractions of train, validation and test; one of 0 leaves that split out.
-            `split_seed`: any integer.
+            `split_seed`: any integer. `fold`: its rows are the test split, and validation is drawn from the others, by
+        `split`, with its share of both.
 
     Returns:
         The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" they have
@@ -67,18 +67,23 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     seed = args.split_seed
     rule = args.split or "random"
     own_column = [name for name in (SPLIT_FILE, args.split_column) if name in data.column_names]
-    named_by = args.split_column or (None if args.split else next(iter(own_column), None))
+    named_by = args.split_column or (None if args.split or args.fold else next(iter(own_column), None))
     report: Report = {"rule": rule, "seed": seed, "notes": []}
     kind, column = check_rule(rule)
     if named_by:
         report["rule"] = "files" if named_by == SPLIT_FILE else f"column:{named_by}"
         side = _named_sides(data, named_by, fractions, seed, report["notes"])
-    elif kind == "random":
+    elif kind == "random" and not args.fold:
         side = _random_sides(len(data), fractions, seed)
     else:
-        groups = factorize(data[column][:])[0] if column else find_clusters(data, args, fractions[0])
-        report[f"num_{kind}s"] = int(groups.max()) + 1
-        side = _group_sides(groups, fractions, seed, kind, column)
+        groups = find_whole(data, args)
+        if args.fold:
+            report["rule"] = f"folds:{args.fold.by}"
+            side = _fold_sides(data, args, groups)
+        else:
+            side = _group_sides(groups, fractions, seed, kind, column)
+        if kind != "random":
+            report[f"num_{kind}s"] = int(groups.max()) + 1
         if kind == "cluster":
             if not args.cluster_file:
                 report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
@@ -92,65 +97,53 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     return splits, report
 
 
-def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.ndarray:
-    """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
+def find_whole(data: Dataset, args: DataArguments) -> NDArray[np.int64]:
+    """Returns int64 [n]: rows of one number stay together, by `--split`; each by itself where that is random."""
+    kind, column = check_rule(args.split or "random")
+    if kind == "random":
+        return np.arange(len(data))
+    return factorize(data[column][:])[0] if column else find_clusters(data, args, check_sizes(args.split_sizes)[0])
 
-    Families are those of `near_copies.find_families`: two rows that are at least as identical as asked in every column
-    always share a cluster, and so do rows that a chain of such sequences connects, column by column. With
-    `cluster_file` they are what another program found.
+
+def find_folds(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -> NDArray[np.str_]:
+    """Returns the fold of each row, (n,) text: a value of its column, or a number from 1.
 
     Args:
-        data: the rows.
-        args: `DataArguments`: `cluster_identity`, and `cluster_column` or all `sequence_columns`; or `cluster_file`.
-        max_share: of the rows; a cluster that is larger is an error.
+        args: its `fold` says which; made folds are drawn by `split_seed`.
+        groups: from `find_whole`; made folds never cut one.
 
     Raises:
-        DataError: a cluster larger than `max_share`; or see `read_cluster_file`.
-
-    Cost: less than a CPU second for variants of one protein and for 4,000 unrelated ones, 2 s for 4,000 antibody chains
-    at 0.8; it grows with the square of the rows. Dearest are sets with many pairs that are nearly, but not quite, as
-    identical as asked, such as antibodies below 0.9, and long proteins below 0.8: a bar shows how far it is.
+        DataError: fewer than 2 folds or more than `MAX_FOLDS`, or fewer groups than folds are to be made.
     """
-    if args.cluster_file:
-        groups = read_cluster_file(args.cluster_file, data[args.id_column][:], str(args.id_column))
+    assert args.fold is not None
+    if args.fold.column:
+        found = np.array(data[args.fold.column][:], np.str_)
     else:
-        groups = np.zeros(len(data), dtype=np.int64)
-        for name in [args.cluster_column] if args.cluster_column else args.sequence_columns:
-            numbers, distinct_ones = factorize(data[name][:])
-            families = find_families(distinct_ones, args.cluster_identity or CLUSTER_IDENTITY)[numbers]
-            groups, _ = factorize(zip(groups.tolist(), families.tolist()))
-    largest = int(np.bincount(groups).max())
-    if largest > max_share * len(groups):
+        wanted = int(args.fold.by)
+        if groups.max() + 1 < wanted:
+            raise DataError(f"--folds {wanted}: there are {groups.max() + 1:,} rows, groups or clusters. Make fewer.")
+        made = _group_sides(groups, [1 / wanted] * wanted, args.split_seed, "group", "")
+        found = (made + 1).astype(np.str_)
+    if not 2 <= (num := len(np.unique(found))) <= MAX_FOLDS:
         raise DataError(
-            f"split=cluster: one cluster of near copies holds {largest} of {len(groups)} rows, more than the "
-            f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
-            "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
+            f"--folds {args.fold.by}: {num:,} folds, of which each is tested by a run of its own; 2 to {MAX_FOLDS} can "
+            "be. Name a column with as many values, or how many to make (--folds 5)."
         )
-    return groups
+    return found
 
 
-def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
-    """Returns int64 [n] cluster numbers of rows named `ids`, from two columns: representative, tab, member.
-
-    That is what `mmseqs easy-cluster` writes as `..._cluster.tsv`; it may be packed with gzip, as `.gz`.
-
-    Raises:
-        DataError: no such file, not a file of UTF-8 text, a line without two fields, or rows that are in no
-            cluster.
-    """
-    cluster_of = {}
-    for row, line in read_lines(Path(path).expanduser()):
-        representative, tab, member = line.partition("\t")
-        if not tab or not member or "\t" in member:
-            raise DataError(f"{path}, row {row}: {line[:60]!r} is not representative, tab, member.")
-        cluster_of[member] = representative
-    missing = [one for one in ids if one not in cluster_of]
-    if missing:
-        raise DataError(
-            f"{path}: {len(missing)} of {len(ids)} rows are in no cluster, for example {missing[0]!r}. Members must be "
-            f"named as in column {column!r}."
-        )
-    return factorize(cluster_of[one] for one in ids)[0]
+def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -> np.ndarray:
+    """Assigns rows of the tested fold to test, and draws validation from the others, whole groups of them."""
+    assert args.fold is not None
+    if SPLIT_FILE in data.column_names:
+        raise DataError("--folds divides the rows of one file, and these files are splits already. Join them in one.")
+    side = np.full(len(data), SPLITS.index("test"))
+    rest = np.flatnonzero(find_folds(data, args, groups) != (args.fold.tested or ""))
+    train, validation, _ = check_sizes(args.split_sizes)
+    shares = (train / (train + validation), validation / (train + validation), 0.0)
+    kind, column = check_rule(args.split or "random")
+    side[rest] = _group_sides(factorize(groups[rest].tolist())[0], shares, args.split_seed, kind, column)
+    return side
 
 
 def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:

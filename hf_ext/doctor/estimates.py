@@ -146,7 +146,7 @@ def estimate_times(
         scored = [(part.flops * part.num_scored, rate) for part, rate in zip(stage.parts, rates)]
         least = OTHER_SECONDS[0] + read_seconds + sum(flops / rate.high for flops, rate in scored)
         most = OTHER_SECONDS[1] + 1.3 * read_seconds + sum(flops / rate.low for flops, rate in scored)
-        lines.append(("starting, rows and scores", (least, most)))
+        lines.append(("starting, rows and scores", (least * stage.num_runs, most * stage.num_runs)))
     return Times(tuple(lines), "; ".join(dict.fromkeys(rate.basis for rate in rates)))
 
 
@@ -235,7 +235,8 @@ def sum_seconds(plan: Plan, stage: Stage, schedule: Schedule, rates: list[Rate])
     training[1] += head / min(rate.low for rate in rates) + steps * step_seconds[1]
     num_once = sum(part.num_distinct for part in stage.parts if part.is_kept(plan))
     lines = [(f"encoding {num_once:,} distinct inputs once", (once[0], once[1]))] if num_once else []
-    return [*lines, (f"training, {steps:,} passes", (training[0], training[1]))]
+    runs = f" in each of {stage.num_runs} runs" if stage.num_runs > 1 else ""
+    return [*lines, (f"training, {steps:,} passes{runs}", (training[0] * stage.num_runs, training[1] * stage.num_runs))]
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _look(stage: Stage, machine: Machine, seconds: float, read_seconds: float | 
         encoding_bytes=sum(part.num_parameters for part in kept) * WEIGHT_BYTES,
         checkpoint=checkpoint,
         exported_bytes=exported,
-        output_bytes=output,
+        output_bytes=output * stage.num_runs,
         embedding_bytes=sum(part.stored_bytes for part in kept),
         download_bytes=sum(part.download_bytes for part in stage.parts),
     )

@@ -39,12 +39,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     types = (PredictArguments, ReadingArguments, PredictingArguments)
     parser, (own, reading, computing) = parse_command(types, {}, __doc__, argv)
     with quick_imports():  # here, so that --help waits for no model code
+        from itertools import chain
+
         import numpy as np
 
-        from ..checkpoints import find_model
+        from ..checkpoints import find_members
         from ..data import SOURCE_ROW, SequenceCollator, check_inputs, load_sequences, peek_columns
         from ..evaluation import unpack_std
-        from ..heads import describe_basis, half_width
+        from ..heads import describe_basis, half_width, mix_spreads
+        from ..labels import average
+        from ..models import AffinityConfig
         from ..property import (
             ACQUISITION,
             HIGH,
@@ -74,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
             "--streaming with --bad_rows drop: a stream's predictions have no row numbers, so it could not "
             "be told which rows were left out. Read the table at once, or leave --bad_rows out."
         )
-    output = find_output(own.output, reading.dataset_name)
-    rejected = find_rejected(output, reading.bad_rows)
-    folder = find_model(own.model, own.revision)
+    output_file = find_output(own.output, reading.dataset_name)
+    rejected = find_rejected(output_file, reading.bad_rows)
+    folder, *others = find_members(own.model, own.revision)
     model = load_model(folder)
     kind = model.config.kind
     check_ranking(own, parser.explicit, model.config, reading.streaming)
@@ -86,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
             refuse_added(path, names, added)
     if own.interval is not None:
         stored = model.config.prediction_intervals
-        reach = half_width(stored, own.interval)
+        every = [stored, *(AffinityConfig.from_pretrained(one).prediction_intervals for one in others)]
+        reach = float(np.mean([half_width(one, own.interval) for one in every]))
         times = " times prediction_std" if stored.get("times_std") else ""
         log.info("Intervals are the prediction +- %.4g%s, from %s.", reach, times, describe_basis(stored))
     collator = SequenceCollator.from_pretrained(folder)
@@ -106,24 +111,38 @@ def main(argv: Sequence[str] | None = None) -> Path:
         log.info(line)
     if own.rank is not None and own.rank > len(rows):
         raise ArgumentError(f"--rank {own.rank}: there are {len(rows):,} rows. Ask for so many at most.")
-    with predicting(model, collator, args) as trainer:
-        found = trainer.predict(rows, ignore_keys=[])
-        stds = unpack_std(found)
-        outputs = check_predictions(np.asarray(found.predictions if stds is None else found.predictions[0]))
-        columns = {**kind.prediction_columns(kind.read_outputs(outputs)), **std_column(stds)}
-        if own.interval is not None:
-            columns |= interval_columns(outputs, half_width(stored, own.interval, stds))
-        as_read = loaded.as_read
-        if own.rank is not None:
-            columns[ACQUISITION] = acquire(own, outputs, stds)
-            sequences = [rows[name][:] for name in data_args.sequence_columns] if own.diverse else None
-            chosen = choose_batch(columns[ACQUISITION], own.rank, sequences)
-            columns = {name: np.asarray(values)[chosen] for name, values in columns.items()}
-            columns[RANK] = 1 + np.arange(own.rank)
-            rows = rows.select(chosen)
-            as_read = as_read and as_read.select(chosen)
-        if trainer.is_world_process_zero():
-            write_predictions(output, rows, columns, as_read=as_read)
-        log.info("%d predictions in %s", own.rank or len(outputs), output)
-        trainer.end()
-    return output
+    found = []
+    spreads = []
+    reaches = []
+    for one in chain([model], map(load_model, others)):
+        if one is not model:
+            bind_vectors(one, own.embeddings, {"rows": rows}, data_args)
+        with predicting(one, collator, args) as trainer:
+            output = trainer.predict(rows, ignore_keys=[])
+            stds = unpack_std(output)
+            outputs = output.predictions if stds is None else output.predictions[0]
+            found.append(kind.read_outputs(check_predictions(np.asarray(outputs))))
+            spreads.append(stds)
+            if own.interval is not None:
+                reaches.append(half_width(one.config.prediction_intervals, own.interval, stds))
+            if len(found) <= len(others):
+                continue
+            predicted = average(found)
+            stds = mix_spreads(found, spreads)
+            columns = {**kind.prediction_columns(predicted), **std_column(stds)}
+            if own.interval is not None:
+                columns |= interval_columns(predicted, sum(reaches) / len(reaches))
+            as_read = loaded.as_read
+            if own.rank is not None:
+                columns[ACQUISITION] = acquire(own, predicted, stds)
+                sequences = [rows[name][:] for name in data_args.sequence_columns] if own.diverse else None
+                chosen = choose_batch(columns[ACQUISITION], own.rank, sequences)
+                columns = {name: np.asarray(values)[chosen] for name, values in columns.items()}
+                columns[RANK] = 1 + np.arange(own.rank)
+                rows = rows.select(chosen)
+                as_read = as_read and as_read.select(chosen)
+            if trainer.is_world_process_zero():
+                write_predictions(output_file, rows, columns, as_read=as_read)
+            log.info("%d predictions in %s", own.rank or len(predicted), output_file)
+            trainer.end()
+    return output_file

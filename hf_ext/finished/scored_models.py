@@ -11,12 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..baselines import columns_of
-from ..checkpoints import find_model, make_folder
+from ..checkpoints import find_members, make_folder
 from ..data import DataArguments, SequenceCollator, TooLong, check_columns, check_inputs, column_names
 from ..errors import ArgumentError
 from ..evaluation import unpack_labelled
 from ..files import parse_json
-from ..labels import LABEL, LabelKind
+from ..labels import LABEL, LabelKind, average
 from ..property import (
     EvaluateArguments,
     bind_vectors,
@@ -39,16 +39,18 @@ class ScoredModel:
         name: in tables; no two have the same.
         path: its folder, or the CSV of its predictions.
         collator: None of a CSV.
+        members: folders of the models whose mean predicts.
     """
 
     name: str
     path: Path
     collator: SequenceCollator | None = None
+    members: Sequence[Path] = ()
 
     @property
     def is_scale_free(self) -> bool:
         """Whether it predicts an order only (a ranking loss)."""
-        return self.collator is not None and read_json(self.path / "config.json").get("loss") == "ranking"
+        return any(read_json(one / "config.json").get("loss") == "ranking" for one in self.members)
 
     @property
     def kind(self) -> LabelKind | None:
@@ -90,11 +92,14 @@ class ScoredModel:
         check_columns(column_names(rows), self.collator.numbers.columns, source, f" {self.name} reads it.")
         for line in describe_inputs(check_inputs(self.collator, {"rows": rows}, source)):
             LOGGER.info("%s: %s", self.name, line)
-        model = load_model(self.path)
-        bind_vectors(model, embeddings if model.config.reads_vectors else None, {"rows": rows}, data_args)
-        with predicting(model, self.collator, args) as trainer:
-            output = trainer.predict(rows)
-        return kind.to_predictions(check_predictions(unpack_labelled(output, kind)[0]))
+        found = []
+        for folder in self.members:
+            model = load_model(folder)
+            bind_vectors(model, embeddings if model.config.reads_vectors else None, {"rows": rows}, data_args)
+            with predicting(model, self.collator, args) as trainer:
+                outputs = check_predictions(unpack_labelled(trainer.predict(rows), kind)[0])
+            found.append(kind.to_predictions(outputs))
+        return average(found)
 
 
 def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[str, Any], LabelledRows]:
@@ -128,10 +133,11 @@ def find_models(given: Sequence[str], too_long: TooLong | None, max_residues: in
         if path.suffix == ".csv" and not path.is_dir():
             models.append(ScoredModel(name, path))
         else:
-            folder = find_model(one)
-            collator = SequenceCollator.from_pretrained(folder)
+            members = find_members(one)
+            collator = SequenceCollator.from_pretrained(members[0])
             collator.resolve_long(too_long, max_residues)
-            models.append(ScoredModel(name, folder, collator))
+            whole = path if path.is_dir() else members[0]
+            models.append(ScoredModel(name, whole, collator, members))
     return models
 
 

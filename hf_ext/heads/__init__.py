@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from .intervals import describe_basis, fit_intervals, half_width, scales_help, score_intervals
     from .layers import choose_layers, describe_layers, find_known_layers, why_last
     from .resolving import AUTO, resolve_head
-    from .spread import fit_spread, mix_predictions, require_spread, score_spread
+    from .spread import fit_spread, mix_spreads, require_spread, score_spread
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -86,6 +86,7 @@ def choose_layers(
     splits: Mapping[str, Any],
     groups: Groups,
     args: Any,
+    known: dict[Any, Any] | None = None,
 ) -> dict[str, Any]:
     """Sets the layer that is read of each encoder whose inputs vary, one encoder after the other.
 
@@ -101,6 +102,7 @@ def choose_layers(
         groups: of each training and each validation row what was held out together: no fold cuts one, and the bootstrap
             draws it whole. None: rows.
         args: of the training: device and seed.
+        known: embeddings that other runs of the same encoders have computed; filled.
 
     Returns:
         What was compared, JSON-able; also in `model.config.layer_choice`.
@@ -120,7 +122,7 @@ def choose_layers(
         del folds[1:]
     seen = np.concatenate(folds)
     drawn_whole = together and ResamplingGroups.of("", [*chain(*together)]).select(seen)
-    features = _embed(model, collator, rows, args.device)
+    features = _embed(model, collator, rows, args.device, {} if known is None else known)
     compared = []
     for index, spec in enumerate(model.config.encoder_specs):
         own = [name for name in features if model.tower_of(name).encoder == index and len(features[name]) > 1]
@@ -171,7 +173,7 @@ def choose_layers(
 
 
 def _embed(
-    model: AffinityModel, collator: Any, rows: Sequence[Any], device: Any
+    model: AffinityModel, collator: Any, rows: Sequence[Any], device: Any, known: dict[Any, Any]
 ) -> dict[str, dict[int, NDArray[np.float32]]]:
     """Embeds all rows by input and layer, (n, width); inputs that are the same in all rows, at one layer."""
     features = {}
@@ -185,7 +187,12 @@ def _embed(
                 if len(inputs) > 1:
                     layers = {-(-depth * i // NUM_LAYERS) for depth in layers for i in range(1, NUM_LAYERS + 1)}
                 tokenize = partial(collator.encode, name)
-                tables = _embed_layers(encoder, tokenize, inputs, model.pooling_of(name), sorted(layers))
+                stored = known.setdefault((name, *sorted(layers)), {})
+                new = [parts for parts in inputs if parts not in stored]
+                tables = _embed_layers(encoder, tokenize, new, model.pooling_of(name), sorted(layers))
+                stored.update(zip(new, zip(*tables.values())))
+                found = zip(*(stored[parts] for parts in inputs))
+                tables = {layer: torch.stack(each) for layer, each in zip(tables, found)}
                 places = torch.from_numpy(numbers)
                 blocks = {layer: take_rows(table, places) for layer, table in tables.items()}
                 for block in blocks.values():

@@ -6,7 +6,7 @@ not seen. The variance is `noise`, the same for all rows, plus `slope` times the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,12 +63,15 @@ def require_spread(stored: Mapping[str, float] | None, what: str) -> None:
         )
 
 
-def mix_predictions(means: FloatArray, stds: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Combines predictions of several models, (models, n): their mean, and its standard deviation, (n,) each.
+def mix_spreads(means: Sequence[FloatArray], stds: Sequence[FloatArray | None]) -> FloatArray | None:
+    """Combines standard deviations of several models' predictions, (models, n), to that of their mean, (n,).
 
-    Its variance is the mean of their variances plus the variance of their means.
+    Its variance is the mean of their variances plus the variance of their means. None where a model has none.
     """
-    return np.mean(means, axis=0), np.sqrt(np.square(stds).mean(0) + np.var(means, axis=0))
+    known = [std for std in stds if std is not None]
+    if len(known) < len(means):
+        return None
+    return np.sqrt(np.square(known).mean(0) + np.var(means, axis=0))
 
 
 def score_spread(stds: FloatArray, errors: FloatArray, rows: Any) -> dict[str, Any]:

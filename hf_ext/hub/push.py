@@ -106,8 +106,11 @@ def push_folder(
             f"{named} contains an access token of the Hub; nothing was sent. Take it out of the file, and if others "
             "could read the file, revoke the token at https://huggingface.co/settings/tokens."
         )
-    manifest: Any = files.get(MODEL_MANIFEST, b'{"files": {}}')
-    promised = {name: record["sha256"] for name, record in parse_json(manifest)["files"].items()}
+    promised: dict[str, str] = {}
+    for name, manifest in files.items():
+        if name.endswith(MODEL_MANIFEST) and isinstance(manifest, bytes):
+            start = name.removesuffix(MODEL_MANIFEST)
+            promised |= {start + one: record["sha256"] for one, record in parse_json(manifest)["files"].items()}
 
     def work() -> CommitInfo:
         before = _open(api, repo_id, private, revision)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .kind import LabelKind
     from .number import Number
     from .numbers import Numbers
-    from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs
+    from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs, average
     from .residue_numbers import ResidueNumbers
     from .residues import ResidueClasses
     from .rules import KINDS, ONE_NUMBER, STREAM_TASK, STREAMED, choose_task, kind_from_state, make_kind

@@ -21,6 +21,18 @@ Outputs = Array | Sequence[Any]  # of residues a row's own for each row
 Columns = Mapping[str, Sequence[Any] | Array]
 
 
+def average(predictions: Sequence[Outputs]) -> Any:
+    """Returns the mean of what one or more models predict for the same rows, in the form of one.
+
+    Args:
+        predictions: from `KindOutputs.to_predictions` of each model: numbers, or probabilities, whose mean is one.
+    """
+    first = predictions[0]
+    if isinstance(first, list):
+        return [average(rows) for rows in zip(*predictions, strict=True)]
+    return np.mean(np.stack(predictions), axis=0, dtype=np.float64).astype(np.asarray(first).dtype)
+
+
 class KindOutputs:
     """What a kind of label makes of what a model puts out."""
 

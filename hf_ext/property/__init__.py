@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         LOW,
         RANK,
         STD,
+        check_predictions,
         find_output,
         find_rejected,
         interval_columns,
@@ -23,14 +24,7 @@ if TYPE_CHECKING:
         std_column,
         write_predictions,
     )
-    from .predictor import (
-        AffinityPredictor,
-        check_predictions,
-        find_device,
-        load_model,
-        predicting,
-        training_arguments,
-    )
+    from .predictor import AffinityPredictor, find_device, load_model, predicting, training_arguments
     from .results import PREDICTIONS, baseline_file
     from .rows import bind_vectors, check_splits, check_threshold, describe_groups
     from .scoring import LIMITS_NOTE, RANKING_NOTE, Compared

@@ -21,7 +21,8 @@ class AffinityArguments(ModelArguments):
     _argument_group_name = "model"  # in --help
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
-        *("dataset_name", "sequence_columns", "label_column", "split", "encoders", "tower_inputs", "tower_training"),
+        *("dataset_name", "sequence_columns", "label_column", "split", "folds", "num_seeds"),
+        *("encoders", "tower_inputs", "tower_training"),
         *("use_peft", "layer", "head", "binder_threshold", "preset", "metric_for_best_model"),
         *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
         *("resume", "max_hours", "push_to_hub", "hub_model_id"),
@@ -33,6 +34,20 @@ class AffinityArguments(ModelArguments):
         "evaluation. 9 is usual of pKd.",
     )
     require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    folds: str | None = option(
+        None,
+        "Test each fold once, with a model that has not seen it: a column, whose values are the folds; or how many to "
+        "make at random, or by --split of whole groups or clusters (a whole number is never a column). Validation rows "
+        "are drawn from the other folds by --split, with their share in --split_sizes.",
+    )
+    num_seeds: Annotated[int, COUNT] = option(
+        1, "Train so many models on the same rows, with --seed, --seed + 1 and so on; their mean predicts."
+    )
+    final_model: Literal["mean", "all"] = option(
+        "mean",
+        "With --folds, what predicts new rows: the mean of all models, or models that are trained on all rows "
+        "besides, which nothing scores.",
+    )
 
 
 @dataclass

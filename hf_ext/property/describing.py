@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ..heads import MEMBER_HEADERS, describe_layers, member_rows
 from ..labels import LabelKind
@@ -43,8 +46,12 @@ def describe(run: RunRecord) -> Page:
     return Page(
         title=f"Predicting {label} from {join_words(columns)}" if columns else f"Predicting {label}",
         summary=_summary(run, kind, label, columns),
-        numbers=score_numbers(run.test, dict.fromkeys((*first, run.chosen_by))),
+        numbers=[
+            *score_numbers(run.test, dict.fromkeys((*first, run.chosen_by))),
+            *_spread_numbers(run.own.get("repeats"), first),
+        ],
         results=[
+            *_repeat_blocks(run.own.get("repeats")),
             *score_blocks(run.test, run.data.leaks),
             *_group_blocks(run.test),
             *_class_blocks(run.test.own.get("classes", {})),
@@ -113,6 +120,47 @@ def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
             "that hold anything but residues and names their rows."
         ),
     ]
+
+
+def _spread_numbers(found: Facts | None, metrics: Sequence[str]) -> list[list[str]]:
+    """Returns mean and standard deviation of single models, of several folds or seeds."""
+    numbers: list[list[str]] = []
+    if found is None:
+        return numbers
+    for metric in metrics:
+        spread = found["spread"].get(metric) or {}
+        kinds = {"std_folds": "folds", "std_seeds": "seeds within folds" if found["folds"] else "seeds"}
+        parts = [f"{kind} {units.number(spread[name])}" for name, kind in kinds.items() if spread.get(name) is not None]
+        if parts:
+            text = f"{units.number(spread['mean'])} +- {units.number(spread['std'])}"
+            numbers.append(
+                [f"{units.metric_name(metric)} of one model", text, f"standard deviation: {', '.join(parts)}"]
+            )
+    return numbers
+
+
+def _repeat_blocks(found: Facts | None) -> list[Block]:
+    """Returns what several runs are, and the scores of each fold and seed; values of folds are the user's data."""
+    if not found:
+        return []
+    folds = found["folds"]
+    seeds = found["seeds"]
+    each = f"{len(folds)} folds" if folds else "the test rows"
+    models = f"the mean of {len(seeds)} models" if len(seeds) > 1 else "a model"
+    text = f"Scores are of {each}, predicted by {models} that had not seen them."
+    if found["final_model"] == "all":
+        text += " New rows are predicted by models of all rows, which nothing scored: these scores stand for them."
+    blocks: list[Block] = [Text(text)]
+    for what, rows in (("fold", folds), ("seed", seeds)):
+        names = [*rows[0]["scores"]] if len(rows) > 1 else []
+        cells = [[one[what], *(units.number(one["scores"][name]) for name in names)] for one in rows]
+        for name, measure in (("mean", np.mean), ("standard deviation", partial(np.std, ddof=1))):
+            columns = ([one["scores"][metric] for one in rows] for metric in names)
+            cells.append([name, *(units.number(float(measure(column))) for column in columns)])
+        if names:
+            headers = [what, *map(units.metric_name, names)]
+            blocks.append(Table(headers, cells, fold=f"Each {what}"))
+    return blocks
 
 
 def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:

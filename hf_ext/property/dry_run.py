@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..baselines import PRETRAINED_ROWS
-from ..data import DataArguments, NumberColumns, make_demo_encoders
+from ..data import DataArguments, Fold, NumberColumns, make_demo_encoders
 from ..evaluation import RowMetrics
 from ..hardware import Hardware
 from ..labels import LabelKind, Number
@@ -35,6 +35,8 @@ from .building import (
 )
 from .distilling import check_teacher
 from .measure import check_measure, describe_measure, resolve_measure
+from .repeats import check as check_repeats
+from .repeats import find_folds_of
 from .rows import bind_vectors, describe_rows, load_rows
 from .scoring import read_requirements
 
@@ -63,11 +65,17 @@ def make_dry_run(
         splits = {}
         kind: LabelKind = Number()
         numbers = NumberColumns()
+        num_runs = given.num_seeds
 
         def load() -> None:
-            nonlocal splits, kind, numbers
+            nonlocal splits, kind, numbers, num_runs
             if not dry_run.is_read(data_args.dataset_name):
                 return
+            check_repeats(given, data_args, args)
+            if given.folds:
+                folds, *_ = find_folds_of(given.folds, data_args, Path(scratch) / "rejected.csv")
+                data_args.fold = Fold(given.folds, folds[0])
+                num_runs *= len(folds) + (given.final_model == "all")
             loaded = load_rows(given, data_args, output_dir=scratch, seed=args.seed, table=table)
             splits = loaded.splits
             kind = loaded.kind
@@ -113,6 +121,7 @@ def make_dry_run(
                 rows=splits.get("train"),
                 inputs=SimpleNamespace(columns=inputs),
                 num_head_parameters=sum(parameter.numel() for parameter in model.head.parameters()),
+                num_runs=num_runs,
             )
         )
     dry_run.check_stream(lengths, args)

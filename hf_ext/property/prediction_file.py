@@ -34,6 +34,7 @@ RANK = "rank"  # of a row that is to be measured
 ACQUISITION = "acquisition"
 BOUND_SIGNS = ("<=", "", ">=")  # where the true value lies, as seen from the label
 MAX_LISTED = 10
+WHERE = "rows (the first is 1)"
 
 
 def is_of_predictions(header: Sequence[str]) -> bool:
@@ -232,3 +233,18 @@ def write_predictions(
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*columns))
+
+
+def check_predictions(predictions: Any) -> Any:
+    """Checks that all `predictions` of n rows, an array (n, ...) or a list of arrays, are numbers; returns them.
+
+    Raises:
+        DataError: some are NaN or infinite; with their rows, counted from 1.
+    """
+    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1
+    if len(wrong):
+        raise DataError(
+            f"Predictions of {len(wrong)} {WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "
+            "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
+        )
+    return predictions

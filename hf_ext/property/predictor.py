@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from .. import speedups
 from ..arguments import PredictingArguments
 from ..baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
-from ..checkpoints import find_model, open_model
+from ..checkpoints import find_members, open_model
 from ..data import (
     SOURCE_ROW,
     RowSchema,
@@ -33,17 +33,17 @@ from ..data import (
 )
 from ..embeddings import factorize, join_parts, take_rows
 from ..errors import DataError
-from ..heads import half_width, require_spread
-from ..labels import as_array
-from ..models import AffinityModel
+from ..heads import half_width, mix_spreads, require_spread
+from ..labels import as_array, average
+from ..models import AffinityModel, identify_encoder
 from ..reporting import describe_unread
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
+from .prediction_file import WHERE, check_predictions
 
 logger = logging.getLogger(__name__)
 
 ROWS_PER_BATCH = 4096  # of pooled embeddings, through the head
-_WHERE = "rows (the first is 1)"
 
 
 class AffinityPredictor:
@@ -53,6 +53,9 @@ class AffinityPredictor:
         model: put into evaluation mode and moved to `device`.
         collator: of that model.
         device: None takes the accelerator where there is one, else the CPU.
+
+    Attributes:
+        others: of a folder of several models (`--folds`, `--num_seeds`), those beside this one: predictions are means.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class AffinityPredictor:
     ) -> None:
         self.device = torch.device(device) if device is not None else find_device()
         self.collator = collator
+        self.others: Sequence[AffinityPredictor] = ()
         self.model: Any = model.to(self.device).eval()  # type: ignore[arg-type]
 
     @classmethod
@@ -79,15 +83,26 @@ class AffinityPredictor:
         Cost: one download of the model into the Hub's cache, without network the next time; encoders that it refers to
         are downloaded and loaded likewise. Tokens come from `HF_TOKEN` or `hf auth login`.
         """
-        folder = find_model(name_or_path, revision)
-        model = load_model(folder)
-        model.attach_encoders()
-        predictor = cls(model, SequenceCollator.from_pretrained(folder), device=device)
+        first, *others = find_members(name_or_path, revision)
+        predictor = cls._open(first, device)
+        predictor.others = [cls._open(one, device, predictor) for one in others]
+        return predictor
+
+    @classmethod
+    def _open(cls, folder: Path, device: Any, like: AffinityPredictor | None = None) -> AffinityPredictor:
+        """Loads one model; frozen encoders that it has in common with `like` are not loaded again."""
+        device = torch.device(device) if device is not None else find_device()
+        model: Any = load_model(folder)
         # The kernels of `hf-ext predict`: under half precision others round so that predictions differ visibly.
         model.transform_encoders(speedups.fuse_gelu)
-        if predictor.device.type == "cpu":
+        if device.type == "cpu":
             model.transform_encoders(partial(speedups.set_attention, kernel="blocked"))
-        return predictor
+        pairs = zip(model.config.encoder_specs, like.model.config.encoder_specs if like else ())
+        for index, (spec, known) in enumerate(pairs):
+            if like and spec.training == "frozen" and identify_encoder(spec) == identify_encoder(known):
+                model.encoders[str(index)] = like.model.encoders[str(index)]
+        model.attach_encoders()
+        return cls(model, SequenceCollator.from_pretrained(folder), device=device)
 
     @property
     def columns(self) -> list[str]:
@@ -120,8 +135,7 @@ class AffinityPredictor:
         Cost: each distinct input runs through its encoder once, in batches of 8,192 residues, sorted by length.
         `recipes/predict.py` is faster for many rows: it uses the speed-ups of training and keeps embeddings.
         """
-        kind = self.model.config.kind
-        return kind.decode(kind.to_predictions(self.logits(rows)))
+        return self.model.config.kind.decode(self._predict_mean(rows))
 
     def predict_proba(self, rows: Any) -> Any:
         """Predicts probabilities of the classes, float32, in the order of `predictor.model.config.kind.names`.
@@ -137,22 +151,35 @@ class AffinityPredictor:
             ArgumentError: the model predicts numbers.
             DataError: as `predict`.
         """
-        kind = self.model.config.kind
-        kind.check_probabilities()
-        return kind.to_predictions(self.logits(rows))
+        self.model.config.kind.check_probabilities()
+        return self._predict_mean(rows)
 
-    def predict_std(self, rows: Any) -> np.ndarray:
+    def _predict_mean(self, rows: Any) -> Any:
+        kind = self.model.config.kind
+        return average([kind.to_predictions(outputs) for outputs, _ in self._all_outputs(rows)])
+
+    def predict_std(self, rows: Any) -> Any:
         """Predicts standard deviations of measured values around `predict`'s, (n,); ArgumentError if it has none."""
-        require_spread(self.model.config.prediction_spread, "predict_std")
-        return self._outputs(rows)[1]
+        for one in (self, *self.others):
+            require_spread(one.model.config.prediction_spread, "predict_std")
+        means, stds = zip(*self._all_outputs(rows))
+        return mix_spreads(means, stds)
 
     def logits(self, rows: Any) -> Any:
-        """Returns what the model puts out, float32: (n, ...), or of residues a list of n arrays."""
-        return self._outputs(rows)[0]
+        """Returns what this one model puts out, float32: (n, ...), or of residues a list of n arrays."""
+        return self._outputs(rows, {})[0]
+
+    def _all_outputs(self, rows: Any) -> list[tuple[Any, Any]]:
+        """Returns `_outputs` of each model; encoders that several have in common run once."""
+        shared: dict[Any, torch.Tensor] = {}
+        return [one._outputs(rows, shared) for one in (self, *self.others)]
 
     @torch.no_grad()
-    def _outputs(self, rows: Any) -> tuple[Any, Any]:
-        """Returns what `logits` and `predict_std` do; None for what the model lacks."""
+    def _outputs(self, rows: Any, shared: MutableMapping[Any, torch.Tensor]) -> tuple[Any, Any]:
+        """Returns what `logits` and `predict_std` do; None for what the model lacks.
+
+        `shared`: embeddings of these rows by encoders that several models have in common; filled.
+        """
         table = _read_rows(rows, self.collator)
         for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
@@ -165,7 +192,10 @@ class AffinityPredictor:
             positions, distinct = factorize(read_columns(table, parts), name in optional)
             numbers[name] = torch.from_numpy(positions)
             inputs = [join_parts(parts) for parts in distinct]
-            tables[name] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
+            key = name, id(self.model.encoders[str(self.model.tower_of(name).encoder)])
+            if key not in shared:
+                shared[key] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
+            tables[name] = shared[key]
         beside = torch.from_numpy(self.collator.numbers.matrix(table)).to(self.device)
         found = []
         stds = []
@@ -197,8 +227,9 @@ class AffinityPredictor:
         """Predicts between which two numbers the measured value of each row lies; `predict` is their middle.
 
         The width is how far predictions were off on the validation rows of the training run, the same for all rows, or
-        in proportion to `predict_std` where that gave better ones. It speaks about rows as new to the model as those.
-        `level`, between 0 and 1, is the share of rows whose value the interval is to hold.
+        in proportion to `predict_std` where that gave better ones; of several models the mean of theirs. It speaks
+        about rows as new to the model as those. `level`, between 0 and 1, is the share of rows whose value the interval
+        is to hold.
 
         Returns:
             (n, 2), float32, label units: low and high.
@@ -207,10 +238,13 @@ class AffinityPredictor:
             ArgumentError: not a level; the model has no intervals, or none of this level.
             DataError: as `predict`.
         """
-        stored = self.model.config.prediction_intervals
-        half_width(stored, level)  # else refused before rows are read
-        predicted, stds = self._outputs(rows)
-        reach = half_width(stored, level, stds)
+        every = [self, *self.others]
+        stored = [one.model.config.prediction_intervals for one in every]
+        for one in stored:
+            half_width(one, level)  # else refused before rows are read
+        found = self._all_outputs(rows)
+        reach = sum(half_width(one, level, stds) for one, (_, stds) in zip(stored, found)) / len(every)
+        predicted = average([outputs for outputs, _ in found])
         return np.stack([predicted - reach, predicted + reach], axis=1).astype(np.float32)
 
 
@@ -253,21 +287,6 @@ def predicting(model: AffinityModel, collator: SequenceCollator, args: FastTrain
             trainer.close()
 
 
-def check_predictions(predictions: Any) -> Any:
-    """Checks that all `predictions` of n rows, an array (n, ...) or a list of arrays, are numbers; returns them.
-
-    Raises:
-        DataError: some are NaN or infinite; with their rows, counted from 1.
-    """
-    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1
-    if len(wrong):
-        raise DataError(
-            f"Predictions of {len(wrong)} {_WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "
-            "weights are finite, so the numbers overflow: predict in float32 (no --fp16), or take another model."
-        )
-    return predictions
-
-
 def _read_rows(rows: Any, collator: SequenceCollator) -> datasets.Dataset:
     """Reads the columns of `rows`, as in `AffinityPredictor.predict`, as the data layer accepts them.
 
@@ -290,9 +309,9 @@ def _read_rows(rows: Any, collator: SequenceCollator) -> datasets.Dataset:
         raise DataError(f"rows have no column {missing[0]!r}: the model reads {columns}, there are {present}.")
     cells = {name: frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in columns}
     numbered = {name: as_array(one) for name, one in cells.items()} | {SOURCE_ROW: np.arange(1, 1 + len(frame))}
-    cleaned = RowSchema(args, needs_labels=False, needs_splits=False).clean(pa.table(numbered), _WHERE)
+    cleaned = RowSchema(args, needs_labels=False, needs_splits=False).clean(pa.table(numbered), WHERE)
     if cleaned.errors:
-        refused = format_errors([(_WHERE, error) for error in cleaned.errors])
+        refused = format_errors([(WHERE, error) for error in cleaned.errors])
         raise DataError(
             f"{refused}\nFix or remove these rows. Options that begin with -- are those of `hf-ext predict`."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from ..data import SOURCE_ROW, LoadedData, read_bounds
 from ..evaluation import CONSTANTS, metrics_of
 from ..labels import LABEL, PREDICTION, Columns
 from ..models import AffinityConfig
-from ..reporting import CommonRecord, confusion_chart, is_drawn, plot_scatter, write_png
+from ..reporting import confusion_chart, is_drawn, plot_scatter, write_png
 from ..tasks import Run, plots_if_possible, with_absolute_path
 from .prediction_file import std_column, write_predictions
 from .scoring import SplitScores
@@ -101,17 +101,30 @@ def collect_results(
     }
     if trainer.is_world_process_zero():
         predictions = kind.read_outputs(test.outputs)
-        predicted = {**kind.prediction_columns(predictions), **std_column(test.stds)}
-        measured = kind.label_columns(test.labels, predictions)
-        write_predictions(run.folder / PREDICTIONS, splits["test"], predicted, measured)
-        if hasattr(splits["test"], "__len__"):
-            (run.folder / BASELINES).mkdir(exist_ok=True)
-            rows = splits["test"].select_columns([SOURCE_ROW])
-            for name, values in test.predicted_by.items():
-                write_predictions(baseline_file(run.folder, name), rows, kind.prediction_columns(values))
-        with plots_if_possible():
-            _plot(run.folder, CommonRecord(settings=settings).label_name, test, predicted, measured)
+        label_columns = run.data_args.label_column
+        write_test_files(run.folder, label_columns, test, splits["test"], test.labels, predictions)
     return facts
+
+
+def write_test_files(
+    folder: Path, label_columns: Sequence[str], test: SplitScores, rows: Any, labels: Any, predictions: Any
+) -> None:
+    """Writes predictions of the model and of baselines for test rows, and a picture, into an output folder.
+
+    Args:
+        rows: that were scored. labels: theirs, one array. predictions: as `LabelKind.prediction_columns` takes them.
+    """
+    kind = test.kind
+    predicted = {**kind.prediction_columns(predictions), **std_column(test.stds)}
+    measured = kind.label_columns(labels, predictions)
+    write_predictions(folder / PREDICTIONS, rows, predicted, measured)
+    if hasattr(rows, "__len__"):
+        (folder / BASELINES).mkdir(exist_ok=True)
+        numbers = rows.select_columns([SOURCE_ROW])
+        for name, values in test.predicted_by.items():
+            write_predictions(baseline_file(folder, name), numbers, kind.prediction_columns(values))
+    with plots_if_possible():
+        _plot(folder, ", ".join(label_columns), test, predicted, measured)
 
 
 def _plot(folder: Path, label: str, test: SplitScores, predicted: Columns, measured: Columns) -> None:

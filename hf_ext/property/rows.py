@@ -65,6 +65,8 @@ def load_rows(
             shows all or none (`find_missing`); or all training rows have the same sequences.
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
+    if data_args.fold and data_args.fold.tested is None:
+        data.splits.setdefault("test", data.splits.get("validation"))  # none is tested, and none is scored
     check_splits(data.splits)
     data.kind.check_options(args.loss, args.binder_threshold, args.pooling)
     if data_args.streaming:

@@ -45,9 +45,11 @@ from .building import (
 from .distilling import compare_with_teacher, teach
 from .measure import check_measure, describe_measure, resolve_measure
 from .predictor import predicting
+from .repeats import check as check_repeats
+from .repeats import refuse_alone
 from .results import collect_results
 from .rows import bind_vectors, describe_rows, find_groups, held_out_values, load_rows
-from .scoring import read_requirements, score_split
+from .scoring import SplitScores, read_requirements, score_split
 
 
 @dataclasses.dataclass
@@ -59,6 +61,7 @@ class AffinityData:
         groups, validation_groups: what was held out together in test and validation; None: rows.
         requirements: that the test scores must meet.
         ensemble: what `train` leaves for the record of heads that were mixed; None where there is a single network.
+        scored: what `score` leaves of the test rows.
     """
 
     loaded: LoadedData
@@ -66,6 +69,7 @@ class AffinityData:
     validation_groups: ResamplingGroups | None
     requirements: Sequence[Requirement]
     ensemble: dict[str, Any] | None = None
+    scored: SplitScores | None = None
 
     @property
     def splits(self) -> Any:
@@ -79,6 +83,7 @@ def check(run: Run) -> None:
         lone := {"unlabelled", "distill_weight", "distill_temperature"} & run.explicit
     ):
         raise ArgumentError(f"--{min(lone)} is for a student: give --distill_from, too, or leave it out.")
+    check_repeats(run.model_args, run.data_args, run.args)
     resolve_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
@@ -96,12 +101,14 @@ def load(run: Run) -> AffinityData:
     data_args = run.data_args
     args = run.args
     table = None
+    refuse_alone(run)
     if data_args.dataset_name is None:
         run.log.info("No --dataset_name: generated demo data and two small untrained encoders.")
         with args.main_process_first(desc="demo encoders"):
             encoders = make_demo_encoders(run.folder / "demo_encoders")
         table = fill_in_demo(model_args, data_args, encoders)
-    loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=args.seed, table=table)
+    seed = run.shared.get("seed", args.seed)
+    loaded = load_rows(model_args, data_args, output_dir=args.output_dir, seed=seed, table=table)
     splits = loaded.splits
     kind = loaded.kind
     run.test_dataset = splits["test"]
@@ -141,7 +148,8 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         if reason := why_last(model_args, args, data_args.streaming, kind):
             run.log.info(f"Layer: the last of each encoder; --layer auto compares none: {reason}.")
         else:
-            choose_layers(model, collator, data.splits, held_out_values(data_args, data.splits), args)
+            together = held_out_values(data_args, data.splits)
+            choose_layers(model, collator, data.splits, together, args, run.shared.get("layers"))
     if model_args.layer_number:
         run.log.info(f"Layer: {model_args.layer_number} of each encoder, as --layer asks; those above are not run.")
     if model.config.layer_choice:
@@ -214,6 +222,7 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
         "prediction_spread": spread,
         "requirements": check_requirements(data.requirements, {**test.scores[MODEL], **trained.metrics}) or None,
     }
+    data.scored = test
     results = collect_results(run, trainer, test, data.loaded, records)
     run.log.info("\n%s\n", test.table())
     run.log.info("\n".join(results["advice"]))

@@ -9,6 +9,7 @@ from ..tasks import USUAL, Task
 from .arguments import AffinityArguments
 
 if TYPE_CHECKING:
+    from ..files import Json
     from ..tasks import Run
     from ..trainer import FastTrainer
 
@@ -47,6 +48,12 @@ class AffinityTask(Task):
     def train(self, run: Run, trainer: FastTrainer, data: Any) -> Any:
         """Trains the head, or several that are mixed, and fits intervals of numbers and probabilities of classes."""
         return self._find("steps", "train")(run, trainer, data)
+
+    def take_steps(self, run: Run) -> Json:
+        """Takes the steps of a run; with `--folds` or `--num_seeds` of several, and joins what they predict."""
+        if self._find("repeats", "is_repeated")(run.model_args, run.data_args):
+            return self._find("repeats", "repeat")(self, run)
+        return super().take_steps(run)
 
 
 TASK = AffinityTask()

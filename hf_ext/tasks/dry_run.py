@@ -130,6 +130,7 @@ class Stage:
         as_trained: plan -> the model as the device holds it while it trains, still without weights, and what makes its
             batches of so many of the longest rows.
         title: tells stages apart. is_asked: whether the command runs it.
+        num_runs: how often it is trained, from one pass of frozen encoders.
     """
 
     args: Any
@@ -142,6 +143,7 @@ class Stage:
     num_head_parameters: int = 0
     title: str = ""
     is_asked: bool = True
+    num_runs: int = 1
 
     @property
     def num_rows(self) -> Mapping[str, int]:

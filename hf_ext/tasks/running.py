@@ -57,6 +57,7 @@ class Run:
         stage: which run this is, of a command that makes several.
         test_dataset: rows that the task will score; None until its `load` or `build` says them.
         is_last: False where another run of the command follows, so that its processes stay connected.
+        shared: what several runs of a command have in common, by name.
         log: prints, and appends to `run.log`; only of the main process.
     """
 
@@ -68,6 +69,7 @@ class Run:
         self.data_args: Any = rest[0] if rest else None
         self.stage = 1
         self.is_last = True
+        self.shared: dict[str, Any] = {}
         if len(self.args.dollars_per_hour) > 1:
             raise ArgumentError("--dollars_per_hour: give one; a list is for several --device of hf-ext doctor.")
         self.log = logger

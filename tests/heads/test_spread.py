@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 
 from hf_ext.evaluation import ResamplingGroups
-from hf_ext.heads import fit_spread, half_width, mix_predictions, scales_help, score_spread
+from hf_ext.heads import fit_spread, half_width, mix_spreads, scales_help, score_spread
 from hf_ext.models import FEATURES, HeadEnsemble
 
 
@@ -72,6 +72,7 @@ def test_half_widths_follow_the_row_only_where_that_is_stored():
 
 
 def test_several_models_are_mixed_by_their_variances_and_the_variance_of_their_means():
-    mean, std = mix_predictions(np.array([[1.0, 2.0], [3.0, 2.0]]), np.array([[1.0, 2.0], [1.0, 4.0]]))
-    assert mean.tolist() == [2.0, 2.0]
+    means, stds = np.array([[1.0, 2.0], [3.0, 2.0]]), np.array([[1.0, 2.0], [1.0, 4.0]])
+    std = mix_spreads(means, stds)
+    assert mix_spreads(means, [stds[0], None]) is None
     assert std.tolist() == pytest.approx([np.sqrt(1 + 1), np.sqrt(10 + 0)])
