@@ -75,10 +75,18 @@ class ModelArguments:
         [1024, 512, 256, 128], "Widths of the head's hidden layers. Without --head they mean --head mlp."
     )
     head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
-    loss: Literal["mse", "huber", "tobit", "ranking"] = option(
+    loss: Literal["mse", "huber", "tobit", "ranking", "focal"] = option(
         "mse",
         "huber turns linear one standard deviation from the label; tobit uses --censor_column; ranking learns order "
-        "alone.",
+        "alone; focal, of classes, whose loss is cross entropy otherwise, counts less what is predicted well.",
+    )
+    focal_gamma: Annotated[float, ABOVE_ZERO] = option(
+        2.0, "With --loss focal: the loss is multiplied by (1 - probability of the truth) to this power."
+    )
+    class_weights: Literal["balanced"] | None = option(
+        None,
+        "balanced: each class weighs as much as others in the loss, however few its training rows are; of several "
+        "labels having one weighs as much as lacking it. Probabilities are then those of balanced classes.",
     )
     distill_from: str | None = option(
         None,
@@ -111,6 +119,11 @@ class ModelArguments:
         check_ranges(self, ranges_in_types(type(self)))
         if self.layer not in (AUTO_LAYER, LAST_LAYER) and not self.layer_number:
             raise ArgumentError(f"--layer {self.layer}: give a number, from 1, {LAST_LAYER} or {AUTO_LAYER}.")
+
+    @property
+    def measured_loss(self) -> str:
+        """The loss as `KindRows.by_loss` names it."""
+        return "weighted" if self.class_weights else self.loss
 
     @property
     def layer_number(self) -> int | None:

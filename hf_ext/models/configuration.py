@@ -66,7 +66,10 @@ class AffinityConfig(PretrainedConfig):
         label_kind: `state()` of a `LabelKind`; None: one number per row.
         temperature: logits of classes are divided by it, see `hf_ext.heads.calibration`.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise); of several numbers, or one per residue,
-            "mse" or "huber". Classes have cross entropy, and leave this at "mse".
+            "mse" or "huber". Classes have cross entropy with "mse", or "focal".
+        focal_gamma: of the loss "focal", see `focus`.
+        class_weights: of each class in the loss; of several labels a list for lacking each, and one for having it; None
+            counts all alike.
         huber_delta: where Huber turns linear, in standardised label units.
         label_mean, label_std: in label units; the head predicts `label_mean + label_std * output`. Lists where a row
             has several numbers; not read of classes.
@@ -96,6 +99,8 @@ class AffinityConfig(PretrainedConfig):
     label_kind: None | dict = None  # noqa: RUF036
     temperature: float = 1.0
     loss: str = "mse"
+    focal_gamma: float = 2.0
+    class_weights: None | list = None  # noqa: RUF036
     huber_delta: float = 1.0
     tobit_scale: float = 0.25
     distill_weight: float = 0.5

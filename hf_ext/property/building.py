@@ -135,6 +135,7 @@ def model_settings(args: AffinityArguments, kind: LabelKind | None = None) -> di
         name: getattr(args, name)
         for name in ("head_sizes", "head_dropout", "loss", "save_full", "distill_weight", "distill_temperature")
     }
+    given["focal_gamma"] = args.focal_gamma
     return {**given, "head_form": form, "label_kind": kind and kind.stored}
 
 

@@ -64,6 +64,9 @@ def load_rows(
     """
     data = load_data(data_args, output_dir=output_dir, seed=seed, table=table)
     check_splits(data.splits)
+    if (args.loss == "focal" or args.class_weights) and "focal" not in data.kind.losses:
+        told = f"--loss focal and --class_weights are for classes, and the label is {data.kind.describe()}"
+        raise ArgumentError(f"{told}: leave them out, or give --task classification for names.")
     data.kind.check_options(args.loss, args.binder_threshold, args.pooling)
     if data_args.streaming:
         return data

@@ -78,6 +78,8 @@ def check(run: Run) -> None:
         lone := {"unlabelled", "distill_weight", "distill_temperature"} & run.explicit
     ):
         raise ArgumentError(f"--{min(lone)} is for a student: give --distill_from, too, or leave it out.")
+    if "focal_gamma" in run.explicit and run.model_args.loss != "focal":
+        raise ArgumentError("--focal_gamma is of one loss: give --loss focal, too, or leave it out.")
     resolve_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
@@ -104,7 +106,7 @@ def load(run: Run) -> AffinityData:
     splits = loaded.splits
     kind = loaded.kind
     run.test_dataset = splits["test"]
-    resolve_measure(args, model_args.loss, kind)
+    resolve_measure(args, model_args.measured_loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
     num_rows = None if data_args.streaming else len(splits["train"])
     if fewer := resolve_residue_steps(args, kind, num_rows):
@@ -131,6 +133,10 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     layers = [spec.get("layer") for spec in known.get("encoders", ())]
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers)
     model.config.layer_choice = known.get("layer_choice")
+    if model_args.class_weights:
+        weights = kind.balance(kind.facts_of(data.splits["train"]))
+        model.config.class_weights = weights.tolist()
+        run.log.info(f"Class weights: {weights.min():.3g} to {weights.max():.3g}, balanced over the training labels.")
     collator = build_collator(model, data_args, model_args.max_length)
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)

@@ -10,9 +10,11 @@ import torch
 from labelled_rows import KINDS, make_trainer
 from ranks import leave
 
+WEIGHTS = {"classes": [2.0, 0.5, 1.0], "sets": [[1.0, 3.0, 1.0], [2.0, 1.0, 5.0]]}
 NUM_ROWS = 13  # two steps of 8 and 5 rows: processes have unequal numbers, and labels that are not known
 PER_RANK = "per_rank"  # the broken twin: each process divides by the labels that it knows itself
 CASES = {**{name: (name, "full") for name in KINDS}, "cached_residues": ("residue_classes", "frozen")}
+CASES |= {f"weighted_{name}": (name, "full") for name in WEIGHTS}
 CASES |= {"taught_numbers": ("numbers", "full"), "taught_classes": ("classes", "frozen")}  # by a teacher, too
 
 
@@ -25,6 +27,8 @@ def train(case: str, folder: Path, encoder: str):
     settings |= {"average_tokens_across_devices": case != PER_RANK}
     settings |= {"speedups": ["embedding_cache"]} if training == "frozen" else {}
     trainer = make_trainer(name, folder, encoder, training, num=NUM_ROWS, taught=case.startswith("taught"), **settings)
+    if case.startswith("weighted"):
+        trainer.model.config.update({"class_weights": WEIGHTS[name], "loss": "focal"})
     trainer.model.head.layers[-1].bias.data = torch.linspace(-1, 2, trainer.model.head.num_outputs or 1)
     trainer.train()
     output = trainer.predict(trainer.eval_dataset)
