@@ -89,7 +89,7 @@ def test_no_term_is_less_probable_than_one_below_it(tmp_path):
 
 
 REFUSED = {
-    "an unknown and an obsolete term": (CELLS[:4] + ["T:7", "X:1"], OBO, "2 labels are no terms .*T:7, X:1"),
+    "an unknown and an obsolete term": ([*CELLS[:4], "T:7", "X:1"], OBO, "2 labels are no terms .*T:7, X:1"),
     "a circle": (CELLS, OBO.replace("name: root", "is_a: T:4"), "cycle"),
     "no terms": (CELLS, "[Typedef]\nid: T:1\n", r"no \[Term\] stands there"),
     "no id": (CELLS, "x\n[Term]\nname: root\n", "Give an OBO file"),
