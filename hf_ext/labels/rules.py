@@ -48,12 +48,13 @@ def make_kind(task: str, columns: Sequence[str], names: Sequence[str], **more: A
 
 
 def kind_from_state(state: Mapping[str, Any] | None) -> LabelKind:
-    """Returns the kind with this `state()`; None is one number.
+    """Returns the kind with this `state()`; None is one number. What a report says of it besides is left out.
 
     Raises:
-        KeyError: no state of a kind.
+        KeyError, TypeError: no state of a kind.
     """
-    return make_kind(**state) if state else ONE_NUMBER
+    fields = {name: value for name, value in (state or {}).items() if name != "read_as"}
+    return make_kind(**fields) if fields else ONE_NUMBER
 
 
 AMOUNTS = "--task regression if they are amounts"
