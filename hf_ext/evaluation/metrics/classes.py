@@ -217,7 +217,7 @@ class Multilabel(Rows):
         return self._reach(np.unique(np.sort(values)[-np.unique(ranks)]))
 
     def _reach(self, cuts: Array) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Counts for each row labels that each threshold predicts, those of them that it has, (n, cuts), and all it has."""
+        """Counts for each row labels that each threshold predicts, those of them it has, (n, cuts), and all it has."""
         row, _ = np.nonzero(self._known)
         values = self._probabilities[self._known]
         num_reached = np.searchsorted(cuts.astype(values.dtype), values, side="right")  # float32's 0.7 is below 0.7
