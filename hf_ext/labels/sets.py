@@ -193,7 +193,7 @@ class LabelSets(SetKind):
         return replace(self, names=found.names, hierarchy=kept)
 
     def unpack(self, labels: Sequence[Any]) -> Array:
-        found = np.zeros((len(labels), self.num_outputs), self.dtype)
+        found: Array = np.zeros((len(labels), self.num_outputs), self.dtype)
         for row, numbers in zip(found, labels):
             row[numbers] = 1
         return found

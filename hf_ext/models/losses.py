@@ -92,7 +92,7 @@ class ClassLoss(NumberLoss):
         losses = class_losses(output, labels)
         if config.loss == "focal":
             losses = losses * (-torch.expm1(-losses)).clamp(min=CERTAIN) ** config.focal_gamma
-        if config.class_weights is None:
+        if not config.class_weights:
             return losses
         weights = output.new_tensor(config.class_weights)
         known = labels.clamp(min=0).long()

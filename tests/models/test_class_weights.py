@@ -124,7 +124,7 @@ def test_accumulated_steps_and_evaluations_in_any_batches_have_one_weighted_loss
     with torch.no_grad():
         model = trainer.model.eval()
         assert found[0] == pytest.approx(model(**batch).loss.item(), rel=1e-5)
-        model.config.class_weights = None
+        model.config.class_weights = []
         assert found[0] != pytest.approx(model(**batch).loss.item(), rel=0.01)
     # A twin that divides by the weights in each batch, as torch does
     model.config.class_weights = WEIGHTS[name]
