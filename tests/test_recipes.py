@@ -31,7 +31,7 @@ def test_the_demo_says_it_is_generated_and_writes_everything(demo):
 
 def test_the_demo_learns_and_shows_trivial_baselines(demo):
     scores = demo.results["test"]["scores"]
-    assert set(scores) == {"model", "training mean", "one-hot ridge", "ridge on embeddings"}
+    assert set(scores) == {"model", "training mean", "one-hot ridge", "nearest one-hot", "ridge on embeddings"}
     assert scores["model"]["spearman"]["low"] > 0.5
     assert scores["model"]["rmse"]["high"] < scores["training mean"]["rmse"]["low"]
     assert scores["training mean"]["spearman"]["value"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
 RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
+MAX_LABELS = 40_000_000  # of rows times labels of each
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
@@ -51,7 +53,7 @@ class _Rows:
     @classmethod
     def read(cls, splits: list[Any], columns: list[str], of_rows: int, kind: LabelKind) -> _Rows:
         sequences = [[*zip(*read_columns(split, columns))] for split in splits]
-        labels = [known_labels(split) for split in splits]
+        labels = [known_labels(split, kind) for split in splits]
         partner = find_partner(sequences[0]) if "partners" in kind.baselines else None
         return cls(splits, columns, sequences, labels, of_rows, partner)
 
@@ -121,11 +123,12 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     Embeddings of frozen encoders are encoded where they are not cached. Of encoders that trained, the pretrained ones
     encode 5,000 training rows, 2,000 validation rows and the split: less than a pass over these rows in training.
     """
-    train = splits["train"]
     asked = splits[name]
     seed = trainer.args.seed
     kind = trainer.model.config.kind
-    labels = known_labels(train)
+    most = MAX_LABELS // math.prod(kind.label_shape)
+    train = sample_rows(splits["train"], seed, most)
+    labels = known_labels(train, kind)
     baselines = Baselines()
     facts = {"num_rows": len(train), **kind.constant_facts(labels)}
     baselines.add(
@@ -143,8 +146,8 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
             num_groups=num_groups,
             **facts,
         )
-    known = [sample_rows(splits[each], seed) for each in ("train", "validation")]
-    rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(train), kind)
+    known = [sample_rows(splits[each], seed, min(RIDGE_ROWS, most)) for each in ("train", "validation")]
+    rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(splits["train"]), kind)
     _add_sequence_ridges(baselines, kind, rows)
     if numbers := trainer.data_collator.numbers:
         _add_number_ridge(baselines, kind, rows, numbers)
@@ -152,9 +155,9 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     return baselines
 
 
-def known_labels(rows: Any) -> FloatArray:
+def known_labels(rows: Any, kind: LabelKind) -> FloatArray:
     """Returns labels of a map-style split, (n,) or (n, k) float64; NaN where one of several is not known."""
-    labels = label_array(rows)
+    labels = label_array(rows, kind)
     return labels if labels.ndim == 1 else np.where(labels == UNKNOWN, np.nan, labels)
 
 

@@ -153,6 +153,11 @@ class DataArguments(LabelledArguments):
     category_columns: list[str] = option(
         [], "Columns of names that the model reads beside sequences, such as isotype; at most 100 names each."
     )
+    label_hierarchy: str | None = option(
+        None,
+        "OBO file, such as go-basic.obo, of labels of which a row has several: it then has all above its own, too, by "
+        "is_a and part_of, and each is predicted at least as probable as those below it.",
+    )
     split_column: str | None = option(
         None, "Column that says for each row train, valid (validation, val, dev) or test; unused leaves it out."
     )

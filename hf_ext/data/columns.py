@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import DataError
-from ..labels import UNKNOWN, as_bit
+from ..labels import UNKNOWN, LabelKind, as_bit
 
 FloatArray = NDArray[np.float64]
 Report = dict[str, Any]  # JSON-able, by name
@@ -153,13 +153,14 @@ def check_columns(names: Sequence[str], wanted: Collection[str], path: str, hint
         raise DataError(f"{path}: {missing_columns(missing, names)}{hint}")
 
 
-def label_array(rows: Any) -> FloatArray:
+def label_array(rows: Any, kind: LabelKind | None = None) -> FloatArray:
     """Returns labels of a map-style split as a batch of all rows has them, float64: (n,), (n, k) or (n, longest).
 
     What is not known is `UNKNOWN`.
     """
     labels = rows["label"][:]
-    if not labels or not isinstance(labels[0], list):
+    labels = labels if kind is None else kind.unpack(labels)
+    if len(labels) == 0 or not isinstance(labels[0], list):
         return np.asarray(labels, np.float64)
     found = np.full((len(labels), max(map(len, labels))), np.nan)
     for row, values in zip(found, labels):

@@ -67,6 +67,9 @@ def find_kind(args: DataArguments, parts: Sequence[Part], report: Report, given:
             named += f" ({alternative})." if alternative else "."
             example = _show_example(kind, table[columns[0]], rows) if len(columns) == 1 else ""
             read_as = {"read_as": named + example}
+    if args.label_hierarchy and not kind.takes_hierarchy:
+        told = f"--label_hierarchy {args.label_hierarchy} is for one column whose cells list labels"
+        raise ArgumentError(f"{told}: leave it out, or give --task multilabel.")
     kind.check(args)
     report["labels"] = kind.state() | read_as
     return kind

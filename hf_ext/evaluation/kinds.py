@@ -29,11 +29,14 @@ from .number_kinds import NumberRows, NumbersRows, ResidueNumberRows
 if TYPE_CHECKING:
     pass
 
+MAX_RANKED = 1_000  # labels
+
 
 class NameRows(KindRows):
     """Of labels that are names, which have probabilities."""
 
     chooses = "log_loss"
+    by_loss = {"focal": "loss", "weighted": "loss"}
 
     def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         known = self.known(predictions, labels)
@@ -122,7 +125,12 @@ class SetRows(NameRows):
 
     decides = "f1_max"
     means = ("log_loss",)
-    names = MULTILABEL_METRICS
+
+    @property
+    def names(self) -> Names:
+        """Returns all; of more than 1,000 labels without that which takes 0.1 s of each to resample."""
+        is_many = len(self.kind.names) > MAX_RANKED
+        return tuple(name for name in MULTILABEL_METRICS if not (is_many and name == "average_precision"))
 
     def make_rows(self, known: Known) -> Rows:
         return Multilabel(known.values, known.truth)

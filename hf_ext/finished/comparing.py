@@ -64,7 +64,7 @@ class LabelledRows:
     @property
     def labels(self) -> FloatArray:
         """(n, ...), label units; rounded to float32, as batches hold them and runs score them."""
-        return label_array(self.table).astype(np.float32).astype(np.float64)
+        return label_array(self.table, self.kind).astype(np.float32).astype(np.float64)
 
 
 def load_labelled(args: DataArguments, threshold: float | None, kind: LabelKind | None) -> LabelledRows:

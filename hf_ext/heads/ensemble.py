@@ -82,8 +82,8 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     if len(drawn) < len(train):
         train = train.select(drawn)
         groups = groups and [[groups[0][i] for i in drawn], groups[1]]
-    labels = np.concatenate([label_array(train), label_array(validation)])
     kind = config.kind
+    labels = np.concatenate([label_array(split, kind) for split in (train, validation)])
     objective = OBJECTIVES[kind.linear_name](labels, len(kind.names))
     cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
     folds = make_folds(len(train), len(validation), cost, groups, args.seed)

@@ -114,7 +114,7 @@ def choose_layers(
     asked = (splits["train"], splits["validation"])
     drawn = [draw_rows(len(rows), args.seed, most) for rows, most in zip(asked, MAX_ROWS)]
     rows = [split.select(chosen) for split, chosen in zip(asked, drawn)]
-    every = np.concatenate([label_array(split) for split in rows])
+    every = np.concatenate([label_array(split, model.config.kind) for split in rows])
     labels, is_known = model.config.kind.as_columns(every, MAX_CLASSES, CONSTANT_STD)
     together = groups and [[of[i] for i in chosen] for of, chosen in zip(groups, drawn)]
     folds = make_folds(len(rows[0]), len(rows[1]), None, together, args.seed)

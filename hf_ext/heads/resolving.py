@@ -28,6 +28,7 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
+MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
 
 
 def resolve_head(
@@ -104,10 +105,15 @@ def _why_single(
     metric = str(training.metric_for_best_model).removeprefix("eval_")
     if kind.why_one_head:
         return kind.why_one_head
+    if kind.num_classes is None and kind.num_outputs > MAX_LABELS:
+        return f"what all of them predict of {kind.num_outputs:,} labels would not fit into memory"
     if args.distill_from:
         return "they are fitted on labels alone, and here is a teacher, too"
     if args.loss != "mse":
-        return f"they are fitted by least squares, not by --loss {args.loss}"
+        measure = "log loss" if args.loss == "focal" else "least squares"
+        return f"they are fitted by {measure}, not by --loss {args.loss}"
+    if args.class_weights:
+        return f"they are fitted and weighed with all rows alike, not with --class_weights {args.class_weights}"
     if metric in metrics_of(kind).of_hits:
         return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
     return why_not_fitted(args, training, is_stream)

@@ -31,6 +31,7 @@ class ReadArguments(Protocol):
     task: Any
     censor_column: str | None
     marker_classes: list[str]
+    label_hierarchy: str | None
     bad_rows: Literal["error", "drop"]
 
     @property
@@ -64,13 +65,14 @@ class LabelKind(KindOutputs):
     task: ClassVar[str]  # as `--task` has it
     takes_teacher = False  # predictions of another model can be learned beside it
     takes_columns = False  # several label columns
+    takes_hierarchy = False  # labels may imply others
     can_stream = False  # no names must be found in all rows before the first is read
     arrow_type: ClassVar[pa.DataType]  # of the column `label` of rows
     dtype: ClassVar[type] = np.float32  # of labels in batches
     skips_unknown = True  # labels of -100 have no loss and no score
     is_one_number = False  # each row has a number, -100 too, which may be a bound
     per_residue = False  # each residue of the sequence has a label
-    losses: ClassVar[tuple[str, ...]] = ("mse",)  # what `--loss` may be; classes have cross entropy whatever it says
+    losses: ClassVar[tuple[str, ...]] = ("mse",)  # what `--loss` may be; of classes the first is cross entropy
     baselines: ClassVar[tuple[str, ...]] = ("nearest",)  # beside a constant and linear models
     constant_name = "class frequencies"  # of the baseline that predicts the same for all rows
     linear_name = "logistic regression"  # of the linear model
@@ -261,7 +263,7 @@ class LabelKind(KindOutputs):
         """
         import torch  # here, since the words of `--task` need none of it
 
-        return self._mark_unknown(torch.from_numpy(np.array(values, self.dtype)))
+        return self._mark_unknown(torch.from_numpy(np.array(self.unpack(values), self.dtype)))
 
     def _mark_unknown(self, labels: Tensor) -> Tensor:
         if not self.skips_unknown or not labels.is_floating_point():

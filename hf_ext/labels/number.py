@@ -37,7 +37,7 @@ class Number(NumericKind):
     label_shape = ()
     is_one_number = True
     losses = ("mse", "huber", "tobit", "ranking")
-    baselines = ("groups", "partners", "stream")
+    baselines = ("groups", "partners", "stream", "nearest")
     repeats = True
     chart = "scatter"
 

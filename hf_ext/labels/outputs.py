@@ -139,6 +139,10 @@ class KindOutputs:
         """Returns values of `score_columns`, (n, num_outputs), as scores take predictions."""
         return values.reshape(len(values), *self.output_shape)
 
+    def unpack(self, labels: Sequence[Any]) -> Any:
+        """Returns labels of rows, as their column `label` has them, in the shape that batches have."""
+        return labels
+
     def join_cells(self, values: Sequence[Any]) -> Any:
         """Returns predictions that were written as labels are, one value of `check` each, as scores take them."""
-        return np.stack([np.asarray(value) for value in values])
+        return np.asarray(self.unpack(values))

@@ -35,25 +35,26 @@ STREAMED = {"auto", *(kind.task for kind in KINDS if kind.can_stream)}  # tasks 
 ONE_NUMBER = Number()  # what a model predicts that says nothing else
 
 
-def make_kind(task: str, columns: Sequence[str], names: Sequence[str]) -> LabelKind:
-    """Returns the kind of `--task` with these label columns, whose outputs have these names.
+def make_kind(task: str, columns: Sequence[str], names: Sequence[str], **more: Any) -> LabelKind:
+    """Returns the kind of `--task` with these label columns, whose outputs have these names, and its other fields.
 
     Raises:
         KeyError: there is no such task.
     """
     for kind in KINDS:
         if kind.task == task and kind.fits(columns, names):
-            return kind(tuple(columns), tuple(names))
+            return kind(tuple(columns), tuple(names), **more)
     raise KeyError(task)
 
 
 def kind_from_state(state: Mapping[str, Any] | None) -> LabelKind:
-    """Returns the kind with this `state()`; None is one number.
+    """Returns the kind with this `state()`; None is one number. What a report says of it besides is left out.
 
     Raises:
-        KeyError: no state of a kind.
+        KeyError, TypeError: no state of a kind.
     """
-    return make_kind(state["task"], state["columns"], state["names"]) if state else ONE_NUMBER
+    fields = {name: value for name, value in (state or {}).items() if name != "read_as"}
+    return make_kind(**fields) if fields else ONE_NUMBER
 
 
 AMOUNTS = "--task regression if they are amounts"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,68 +33,57 @@ from .cells import (
 )
 from .classes import NamedKind
 from .columns import LabelTable, Read
+from .kind import LabelKind, ReadArguments
 from .numbers import ColumnKind
 from .outputs import LABEL, PREDICTION, Array, Columns, Outputs
 
+if TYPE_CHECKING:
+    from datasets import Dataset
 
-class LabelSets(NamedKind):
-    """Several labels of a row: 1 for those that it has, 0 for others."""
+_TAGS = re.compile(r"^(id:|alt_id:|is_a:|relationship: part_of|is_obsolete:|replaced_by:) *(\S+)", re.MULTILINE).findall
+
+
+def read_hierarchy(path: str) -> dict[str, list[str]]:
+    """Returns for each id of an OBO file the terms that it stands for: its own, and all above it.
+
+    Those that it is a, or is part of. Alternative ids stand for their term, obsolete ones for the term that replaces
+    them, if one does. obonet, which reads all tags, would bring networkx along.
+
+    Raises:
+        DataError: the file cannot be read, holds no term, or terms stand above themselves.
+    """
+    parents: dict[str, list[str]] = {}
+    renamed: dict[str, list[str]] = {}
+    above: dict[str, list[str]] = {}
+    try:
+        for stanza in Path(path).read_text("utf-8").split("\n[Term]\n")[1:]:
+            tags: defaultdict[str, list[str]] = defaultdict(list)
+            for tag, word in _TAGS(stanza.partition("\n[")[0]):
+                tags[tag].append(word)
+            (term,) = tags["id:"]
+            if "true" in tags["is_obsolete:"]:
+                renamed[term] = tags["replaced_by:"]
+            else:
+                parents[term] = tags["is_a:"] + tags["relationship: part_of"]
+                renamed |= {other: [term] for other in tags["alt_id:"]}
+        for term in TopologicalSorter(parents).static_order():
+            if term in parents:  # not of another file
+                above[term] = sorted({term}.union(*(above.get(one, ()) for one in parents[term])))
+        if not above:
+            raise ValueError("no [Term] stands there")
+    except (OSError, ValueError) as error:  # UnicodeDecodeError and CycleError are ValueErrors
+        raise DataError(f"--label_hierarchy {path}: {error}. Give an OBO file, such as go-basic.obo.") from error
+    return above | {other: above[one] for other, terms in renamed.items() for one in terms if one in above}
+
+
+class SetKind(NamedKind):
+    """Several labels of a row: 1 for those that it has, 0 for others, in a tensor."""
 
     task = "multilabel"
     takes_columns = True
-    arrow_type = pa.list_(pa.float64())
     constant_name = "label frequencies"
     hub_name = "Labels of protein sequences, several at once"
     returns = "the names of a row's labels; predict_proba returns the probability of each"
-
-    def names_of(self, cell: object) -> list[str]:
-        """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
-        items = read_list(cell, of_names=True)
-        if items is None:
-            items = cell.split(SEPARATOR) if isinstance(cell, str) else [cell]
-        names = [write_name(item) for item in items if not self.is_missing(item)]
-        return [one for name in names if name != NO_LABEL for one in self._split(name)]
-
-    def _split(self, name: str) -> list[str]:
-        """Returns the labels that a name joins (`a|b`), itself where it is one."""
-        for sign in JOINTS:
-            joined = split_joined(name, sign)
-            if self.find(name) is None and joined and all(self.find(one) is not None for one in joined):
-                return joined
-        return [name]
-
-    def check_cell(self, cell: object) -> Checked:
-        """Returns a cell as 1 or 0 for each name."""
-        if self.is_missing(cell):
-            remedy = (
-                f"Write {NO_LABEL} for a row that has none of the labels; drop the row if the labels were not assessed."
-            )
-            return Checked([], "no label in this cell", remedy)
-        found = [self.number_of(name) for name in self.names_of(cell)]
-        for one in found:
-            if one.rule:
-                return one._replace(value=[])
-        return Checked(np.isin(range(self.num_outputs), [one.value for one in found]).astype(np.float64))
-
-    def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
-        """Counts `a|b` as a and b where it joins labels."""
-        joints = find_joints(counts)
-        if not joints:
-            return counts
-        joined = {one for name in counts for sign in joints if sign in name for one in split_joined(name, sign)}
-        alone = [name for name in counts if not any(sign in name for sign in joints)]
-        return count_names(LabelSets(self.columns, (*alone, *joined)).names_of, cells, nums)
-
-    def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
-        joined = [one for one in self.names if any(sign in one for sign in JOINTS)]
-        if joined and max(len(self.read_items(value)) for value in values) < 2:
-            raise DataError(
-                f"column {self.columns[0]!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell "
-                f"names several ({show_names(joined)}). Write it between them; or give --task classification."
-            )
-
-    def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
-        return [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
 
     def facts(self, labels: Array) -> dict[str, Any]:
         """Returns how many rows there are, and how many have each label.
@@ -128,7 +122,127 @@ class LabelSets(NamedKind):
         return {LABEL: [join_set(np.array(self.names)[row == 1]) for row in labels]}
 
 
-class LabelColumns(ColumnKind, LabelSets):
+@dataclass(frozen=True)
+class LabelSets(SetKind):
+    """Several labels of a row, by their numbers; in batches 1 for those that it has, 0 for others.
+
+    Attributes:
+        hierarchy: see `read_hierarchy`: a row has all labels above its own, and none is less probable than one below
+            it. Empty without.
+    """
+
+    hierarchy: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
+
+    takes_hierarchy = True
+    arrow_type = pa.list_(pa.int32())
+
+    def names_of(self, cell: object) -> list[str]:
+        """Returns the labels that a cell lists, also as a list of JSON, Python or Parquet."""
+        items = read_list(cell, of_names=True)
+        if items is None:
+            items = cell.split(SEPARATOR) if isinstance(cell, str) else [cell]
+        names = [write_name(item) for item in items if not self.is_missing(item)]
+        found = [one for name in names if name != NO_LABEL for one in self._split(name)]
+        return [*dict.fromkeys(one for name in found for one in self.hierarchy.get(name, (name,)))]
+
+    def _split(self, name: str) -> list[str]:
+        """Returns the labels that a name joins (`a|b`), itself where it is one."""
+        for sign in JOINTS:
+            joined = split_joined(name, sign)
+            if self.find(name) is None and joined and all(self.find(one) is not None for one in joined):
+                return joined
+        return [name]
+
+    def check_cell(self, cell: object) -> Checked:
+        """Returns a cell as the numbers of its labels."""
+        if self.is_missing(cell):
+            remedy = (
+                f"Write {NO_LABEL} for a row that has none of the labels; drop the row if the labels were not assessed."
+            )
+            return Checked([], "no label in this cell", remedy)
+        found = [self.number_of(name) for name in self.names_of(cell)]
+        for one in found:
+            if one.rule:
+                return one._replace(value=[])
+        return Checked(sorted({one.value for one in found}))
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | ({"hierarchy": self.hierarchy} if self.hierarchy else {})
+
+    def find_names(
+        self, cells: pa.ChunkedArray, sequences: pa.ChunkedArray, args: ReadArguments, notes: list[str]
+    ) -> LabelKind:
+        """Returns the kind with the names in cells, and with a hierarchy those above them.
+
+        Raises:
+            DataError: a name that the hierarchy does not have.
+        """
+        path = args.label_hierarchy
+        if path is None:
+            return super().find_names(cells, sequences, args, notes)
+        every = read_hierarchy(path)
+        found = NamedKind.find_names(replace(self, hierarchy=every), cells, sequences, args, notes)
+        names = {*found.names}
+        if unknown := sorted(names - every.keys()):
+            raise DataError(
+                f"column {self.columns[0]!r}: {len(unknown):,} labels are no terms of {path}, or obsolete without one "
+                f"that replaces them ({show_names(unknown)}). Correct them, or take the file of their release."
+            )
+        notes.append(f"--label_hierarchy {path}: with all above those in cells there are {len(names):,} labels.")
+        kept = {one: terms for one, terms in every.items() if names.issuperset(terms)}
+        return replace(self, names=found.names, hierarchy=kept)
+
+    def unpack(self, labels: Sequence[Any]) -> Array:
+        found: Array = np.zeros((len(labels), self.num_outputs), self.dtype)
+        for row, numbers in zip(found, labels):
+            row[numbers] = 1
+        return found
+
+    @cached_property
+    def _above(self) -> list[Array]:
+        """Of each label the numbers of those that it implies."""
+        return [np.array([self.numbers[one] for one in self.hierarchy[name]]) for name in self.names]
+
+    def to_predictions(self, logits: Outputs) -> Any:
+        return self.shape_outputs(super().to_predictions(logits))
+
+    def shape_outputs(self, values: Array) -> Array:
+        """Raises probabilities, (n, labels), to the highest of the labels below, with a hierarchy."""
+        if not self.hierarchy:
+            return values
+        raised = values.T.copy()
+        for below, above in zip(values.T, self._above):
+            raised[above] = np.maximum(raised[above], below)
+        return raised.T
+
+    def _split_counts(self, counts: Counter[str], cells: Sequence[Any], nums: Sequence[int]) -> Counter[str]:
+        """Counts `a|b` as a and b where it joins labels."""
+        joints = find_joints(counts)
+        if not joints:
+            return counts
+        joined = {one for name in counts for sign in joints if sign in name for one in split_joined(name, sign)}
+        alone = [name for name in counts if not any(sign in name for sign in joints)]
+        return count_names(replace(self, names=(*alone, *joined)).names_of, cells, nums)
+
+    def _check_names(self, values: Sequence[Any], cells: pa.ChunkedArray, sequences: pa.ChunkedArray) -> None:
+        joined = [one for one in self.names if any(sign in one for sign in JOINTS)]
+        if joined and max(len(self.read_items(value)) for value in values) < 2:
+            raise DataError(
+                f"column {self.columns[0]!r}: --task multilabel reads labels separated by {SEPARATOR!r}, and no cell "
+                f"names several ({show_names(joined)}). Write it between them; or give --task classification."
+            )
+
+    def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
+        return [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
+
+    def facts_of(self, rows: Dataset) -> dict[str, Any]:
+        column = rows.with_format("arrow")[:]["label"].combine_chunks()
+        size = (len(column), self.num_outputs)
+        counts = np.bincount(column.flatten(), minlength=size[1])
+        return self._facts(np.broadcast_to(0, size), counts, np.full(size[1], size[0]))
+
+
+class LabelColumns(ColumnKind, SetKind):
     """The same with a column of 1, 0 or nothing, not known, for each label."""
 
     arrow_type = pa.float64()

@@ -85,10 +85,18 @@ class ModelArguments:
         [1024, 512, 256, 128], "Widths of the head's hidden layers. Without --head they mean --head mlp."
     )
     head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
-    loss: Literal["mse", "huber", "tobit", "ranking"] = option(
+    loss: Literal["mse", "huber", "tobit", "ranking", "focal"] = option(
         "mse",
         "huber turns linear one standard deviation from the label; tobit uses --censor_column; ranking learns order "
-        "alone.",
+        "alone; focal, of classes, whose loss is cross entropy otherwise, counts less what is predicted well.",
+    )
+    focal_gamma: Annotated[float, ABOVE_ZERO] = option(
+        2.0, "With --loss focal: the loss is multiplied by (1 - probability of the truth) to this power."
+    )
+    class_weights: Literal["balanced"] | None = option(
+        None,
+        "balanced: each class weighs as much as others in the loss, however few its training rows are; of several "
+        "labels having one weighs as much as lacking it. Probabilities are then those of balanced classes.",
     )
     distill_from: str | None = option(
         None,
@@ -128,6 +136,11 @@ class ModelArguments:
             if given:
                 told = f"--embeddings {self.embeddings}: without an encoder --{given[0]} means nothing"
                 raise ArgumentError(f"{told}. Leave one of the two out.")
+
+    @property
+    def measured_loss(self) -> str:
+        """The loss as `KindRows.by_loss` names it."""
+        return "weighted" if self.class_weights else self.loss
 
     @property
     def layer_number(self) -> int | None:

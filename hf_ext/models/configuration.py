@@ -70,7 +70,10 @@ class AffinityConfig(PretrainedConfig):
         numbers: `state()` of the `NumberColumns` that are read beside sequences; None: none.
         temperature: logits of classes are divided by it, see `hf_ext.heads.calibration`.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise); of several numbers, or one per residue,
-            "mse" or "huber". Classes have cross entropy, and leave this at "mse".
+            "mse" or "huber". Classes have cross entropy with "mse", or "focal".
+        focal_gamma: of the loss "focal", see `focus`.
+        class_weights: of each class in the loss; of several labels a list for lacking each, and one for having it; none
+            count all alike.
         huber_delta: where Huber turns linear, in standardised label units.
         label_mean, label_std: in label units; the head predicts `label_mean + label_std * output`. Lists where a row
             has several numbers; not read of classes.
@@ -104,6 +107,8 @@ class AffinityConfig(PretrainedConfig):
     numbers: None | dict = None  # noqa: RUF036
     temperature: float = 1.0
     loss: str = "mse"
+    focal_gamma: float = 2.0
+    class_weights: list | None = None
     huber_delta: float = 1.0
     tobit_scale: float = 0.25
     distill_weight: float = 0.5
@@ -124,6 +129,7 @@ class AffinityConfig(PretrainedConfig):
     def __post_init__(self, **kwargs):
         self.encoders = list(self.encoders or [])
         self.towers = list(self.towers or [])
+        self.class_weights = list(self.class_weights or [])  # not None, which runs are not compared by
         self.head_sizes = [1024, 512, 256, 128] if self.head_sizes is None else list(self.head_sizes)
         if self.head_form not in (None, *HEADS):
             raise ArgumentError(f"head_form={self.head_form!r}: allowed are {', '.join(HEADS)}.")

@@ -26,69 +26,13 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 
 from .. import labels
 from ..errors import ArgumentError, DataError
-from ..labels import UNKNOWN, LabelKind, Number
+from ..labels import UNKNOWN, LabelKind
 from .kernels.replaced_forwards import has_forward_of, is_from
+from .regression_losses import regression_loss
 
-# --- regression, in float32 -------------------------------------------------------------------------------------------
+CERTAIN = 1e-6  # 1 - probability: below it a power below 1 would have no gradient
 
-
-def regression_loss(
-    name: str,
-    predictions: Tensor,
-    labels: Tensor,
-    bounds: Tensor | None,
-    huber_delta: float = 1.0,
-    tobit_scale: float = 0.25,
-) -> Tensor:
-    """Computes a loss on standardised labels: what each row adds to the sum, (n,).
-
-    For "ranking" that is the mean over its pairs, halved, because every pair belongs to two rows; it depends on which
-    rows share a batch.
-
-    Args:
-        name: one of `Number.losses`.
-        predictions, labels: (n,), float32, standardised.
-        bounds: (n,), -1 where the truth is at or below the label, 1 at or above, 0 or None: exact. Read by "tobit"
-            and "ranking"; "mse" and "huber" take every label as exact.
-        huber_delta: where Huber turns linear, in standardised label units.
-        tobit_scale: standard deviation of the measurement noise, in standardised label units.
-
-    Raises:
-        ArgumentError: no such loss.
-    """
-    if name == "ranking":
-        return _ranking(predictions, labels, bounds)
-    if name == "tobit":
-        return _tobit(predictions, labels, bounds, tobit_scale)
-    if name == "mse":
-        return functional.mse_loss(predictions, labels, reduction="none")
-    if name == "huber":
-        return functional.huber_loss(predictions, labels, reduction="none", delta=huber_delta)
-    raise ArgumentError(f"loss={name!r}: allowed are {', '.join(Number.losses)}.")
-
-
-def _tobit(predictions: Tensor, labels: Tensor, bounds: Tensor | None, scale: float) -> Tensor:
-    """Computes Gaussian negative log-likelihood times scale squared; censored rows by the probability of their tail."""
-    residual = labels - predictions
-    exact = 0.5 * residual.square()
-    if bounds is None:
-        return exact
-    tail = -torch.special.log_ndtr(-bounds.to(residual.dtype) * residual / scale) * scale**2
-    return torch.where(bounds == 0, exact, tail)
-
-
-def _ranking(predictions: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
-    """Computes a logistic loss on every pair of rows whose order is known.
-
-    A row without a comparable partner adds zero.
-    """
-    higher = labels[:, None] > labels
-    if bounds is not None:
-        # i is known to be above j only if i is not "at or below" and j is not "at or above" its label.
-        higher = higher & (bounds[:, None] >= 0) & (bounds <= 0)
-    losses = functional.softplus(predictions - predictions[:, None]) * higher
-    pairs = higher.sum(1) + higher.sum(0)
-    return (losses.sum(1) + losses.sum(0)) / pairs.clamp(min=1) / 2
+# --- by kind of label -------------------------------------------------------------------------------------------------
 
 
 def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -100,9 +44,6 @@ def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point():
         return functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0), reduction="none")
     return _cross_entropy(logits, labels, "none").view_as(labels)
-
-
-# --- by kind of label -------------------------------------------------------------------------------------------------
 
 
 class NumberLoss:
@@ -139,10 +80,23 @@ class NumberLoss:
 
 
 class ClassLoss(NumberLoss):
-    """The cross entropy of labels that are names, whose `logits` are calibrated."""
+    """The cross entropy of labels that are names, weighted where `config` says so; their `logits` are calibrated."""
 
     def of_labels(self, output: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:
-        return class_losses(output, labels)
+        """Returns cross entropies; the focal loss multiplies each by a power of 1 - probability (arXiv:1708.02002).
+
+        Weighted ones are divided by the number of labels, too, and not by their weights, which differ from batch to
+        batch: over all training rows balanced weights are 1 on average, however a step is split.
+        """
+        config = self.config
+        losses = class_losses(output, labels)
+        if config.loss == "focal":
+            losses = losses * (-torch.expm1(-losses)).clamp(min=CERTAIN) ** config.focal_gamma
+        if not config.class_weights:
+            return losses
+        weights = output.new_tensor(config.class_weights)
+        known = labels.clamp(min=0).long()
+        return losses * (weights[known] if weights.ndim == 1 else torch.where(known > 0, weights[1], weights[0]))
 
     def to_logits(self, output: Tensor) -> Tensor:
         return output / self.config.temperature

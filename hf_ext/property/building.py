@@ -141,6 +141,7 @@ def model_settings(
         name: getattr(args, name)
         for name in ("head_sizes", "head_dropout", "loss", "save_full", "distill_weight", "distill_temperature")
     }
+    given["focal_gamma"] = args.focal_gamma
     beside = (numbers or NumberColumns()).state()
     return {**given, "head_form": form, "label_kind": kind and kind.stored, NUMBERS: beside}
 

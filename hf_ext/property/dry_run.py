@@ -93,7 +93,7 @@ def make_dry_run(
                 return AffinityModel(build_config(specs, towers, **model_settings(given, kind, numbers)))
 
         def read_measure() -> None:
-            resolve_measure(args, given.loss, kind)
+            resolve_measure(args, given.measured_loss, kind)
             metrics = RowMetrics(given.binder_threshold, data_args.group_column, kind)
             check_measure(args, given.loss, metrics, splits.get("validation"))
             read_requirements(given, data_args, kind)

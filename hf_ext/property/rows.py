@@ -68,6 +68,9 @@ def load_rows(
     if data_args.fold and data_args.fold.tested is None:
         data.splits.setdefault("test", data.splits.get("validation"))  # none is tested, and none is scored
     check_splits(data.splits)
+    if (args.loss == "focal" or args.class_weights) and "focal" not in data.kind.losses:
+        told = f"--loss focal and --class_weights are for classes, and the label is {data.kind.describe()}"
+        raise ArgumentError(f"{told}: leave them out, or give --task classification for names.")
     data.kind.check_options(args.loss, args.binder_threshold, args.pooling)
     if data_args.streaming:
         return data

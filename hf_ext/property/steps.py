@@ -84,6 +84,8 @@ def check(run: Run) -> None:
     ):
         raise ArgumentError(f"--{min(lone)} is for a student: give --distill_from, too, or leave it out.")
     check_repeats(run.model_args, run.data_args, run.args)
+    if "focal_gamma" in run.explicit and run.model_args.loss != "focal":
+        raise ArgumentError("--focal_gamma is of one loss: give --loss focal, too, or leave it out.")
     resolve_training(run.model_args, run.args.use_peft)
     if run.model_args.stock_trainer:
         run.explicit -= {spec.name for spec in dataclasses.fields(LoraArguments)}  # whose adapters the model brings
@@ -112,7 +114,7 @@ def load(run: Run) -> AffinityData:
     splits = loaded.splits
     kind = loaded.kind
     run.test_dataset = splits["test"]
-    resolve_measure(args, model_args.loss, kind)
+    resolve_measure(args, model_args.measured_loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
     num_rows = None if data_args.streaming else len(splits["train"])
     if fewer := resolve_residue_steps(args, kind, num_rows):
@@ -131,7 +133,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     model_args = run.model_args
     data_args = run.data_args
     args = run.args
-    kind = data.loaded.kind
+    kind: Any = data.loaded.kind  # of classes it has weights, too
     train_rows = teach(run, data.loaded)
     if single := resolve_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
@@ -140,6 +142,10 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, data.loaded.numbers)
     model.config.layer_choice = known.get("layer_choice")
     bind_vectors(model, model_args.embeddings, data.splits, data_args)
+    if model_args.class_weights:
+        weights = kind.balance(kind.facts_of(data.splits["train"]))
+        model.config.class_weights = weights.tolist()
+        run.log.info(f"Class weights: {weights.min():.3g} to {weights.max():.3g}, balanced over the training labels.")
     collator = build_collator(model, data_args, model_args.max_length)
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)

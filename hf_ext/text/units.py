@@ -22,6 +22,7 @@ _METRICS = {
     "mcc": ("MCC", "Matthews correlation"),
     "macro_f1": ("macro F1", "F1, mean over classes"),
     "f1_max": ("maximal F1", "F1 of all pairs at its best threshold"),
+    "fmax_protein": ("Fmax", "Fmax by protein, as CAFA counts it"),
     "auroc": ("AUROC", "Area under the ROC curve"),
     "per_protein_spearman": ("Spearman within proteins", "Mean Spearman's rho per protein"),
     "per_group_spearman": ("Spearman within groups", "Mean Spearman's rho per group"),

@@ -130,7 +130,8 @@ def choose(encoder, rows, label, groups=None, kind=ONE_NUMBER):
 @pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
 def test_the_layer_that_classes_or_several_labels_depend_on_is_found(encoder, rows, task):
     one, other, noise = (np.asarray(rows[name]) for name in ("layer1", "layer3", "noise"))
-    kind = make_kind(task, ("label",), ("a", "b", "c") if task == "classification" else ("a", "b"))
+    names = ("a", "b", "c") if task == "classification" else ("a", "b")
+    kind = make_kind(task, names if task == "multilabel" else ("label",), names)
 
     def labels(worth):
         if task == "classification":

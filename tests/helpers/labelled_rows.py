@@ -16,7 +16,7 @@ from hf_ext.training_args import FastTrainingArguments
 KINDS = {
     "numbers": make_kind("regression", ("a", "b"), ("a", "b")),
     "classes": make_kind("classification", ("class",), ("nucleus", "cytoplasm", "membrane")),
-    "sets": make_kind("multilabel", ("set",), ("binds", "folds", "cuts")),
+    "sets": make_kind("multilabel", *[("binds", "folds", "cuts")] * 2),
     "residue_classes": make_kind("residue_classification", ("structure",), ("H", "E", "C")),
     "residue_numbers": make_kind("residue_regression", ("exposure",), ("exposure",)),
 }

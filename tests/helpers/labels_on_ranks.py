@@ -10,10 +10,12 @@ import torch
 from labelled_rows import KINDS, make_trainer
 from ranks import leave
 
+WEIGHTS = {"classes": [2.0, 0.5, 1.0], "sets": [[1.0, 3.0, 1.0], [2.0, 1.0, 5.0]]}
 NUM_ROWS = 13  # two steps of 8 and 5 rows: processes have unequal numbers, and labels that are not known
 PER_RANK = "per_rank"  # the broken twin: each process divides by the labels that it knows itself
 CASES = {**{name: (name, "full") for name in KINDS}, "cached_residues": ("residue_classes", "frozen")}
 CASES["windows"] = ("residue_classes", "lora")  # of proteins of up to 33 residues
+CASES |= {f"weighted_{name}": (name, "full") for name in WEIGHTS}
 CASES |= {"taught_numbers": ("numbers", "full"), "taught_classes": ("classes", "frozen")}  # by a teacher, too
 
 
@@ -29,6 +31,8 @@ def train(case: str, folder: Path, encoder: str):
     if case == "windows":
         trainer.data_collator.too_long = "window"
         trainer.data_collator.resolve_long(None, 10)
+    if case.startswith("weighted"):
+        trainer.model.config.update({"class_weights": WEIGHTS[name], "loss": "focal"})
     trainer.model.head.layers[-1].bias.data = torch.linspace(-1, 2, trainer.model.head.num_outputs or 1)
     trainer.train()
     output = trainer.predict(trainer.eval_dataset)

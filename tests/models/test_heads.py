@@ -8,7 +8,7 @@ from torch import nn
 from hf_ext.errors import ArgumentError
 from hf_ext.models import POOLINGS, AffinityModel, Pooling
 from hf_ext.models.head import RegressionHead
-from hf_ext.models.losses import regression_loss
+from hf_ext.models.regression_losses import regression_loss
 
 pytestmark = pytest.mark.internals
 
