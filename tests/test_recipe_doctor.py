@@ -156,7 +156,7 @@ def test_rows_and_labels_are_read_and_said_in_the_words_of_the_run(
 
 
 def test_every_note_of_the_run_about_its_rows_stands_in_the_page(doctor, tmp_path, monkeypatch, demo_encoders, capsys):
-    """Repeats that disagree, drawn validation rows, a column that is not read, and test rows that are in training."""
+    """Repeats that disagree, a column that says which rows validate, and test rows that are in training."""
     rng = random.Random(0)
     sequences = ["".join(rng.choices("ACDEFGHIKLMNPQRSTVWY", k=12)) for _ in range(30)] * 2
     parts = ["test" if row % 6 == 5 else "train" for row in range(60)]
@@ -173,10 +173,10 @@ def test_every_note_of_the_run_about_its_rows_stands_in_the_page(doctor, tmp_pat
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "out" / "all_results.json").read_text())["data"]
     notes = [*record["split"]["notes"], *record["notes"], *record["warnings"]]
-    assert len(notes) == 3
+    assert len(notes) == 2
     first = said.index("Data: 60 rows read")
     logged = said[first : said.index("Training labels: ")].splitlines()
-    assert len(logged) == 7  # rows, copies twice, the longest input, and the notes
+    assert len(logged) == 6  # rows, copies twice, the longest input, and the notes
     for text in [*notes, *logged]:
         assert " ".join(text.split()) in told, text
 

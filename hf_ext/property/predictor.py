@@ -185,6 +185,7 @@ class AffinityPredictor:
             logger.warning(line)
         if self.model.config.kind.per_residue:
             return self._residue_logits(table), None
+        self.model.attach_encoders()
         numbers = {}
         tables = {}
         optional = self.collator.optional_inputs

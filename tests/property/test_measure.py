@@ -18,7 +18,7 @@ CLASSES = make_kind("classification", ("y",), ("a", "b", "c"))
 @pytest.fixture
 def parse():
     """Training arguments of a command line of the recipe, after `resolve_measure`, and the line that says so."""
-    defaults = TASK.defaults
+    defaults = {name: value for name, value in TASK.defaults.items() if name != "too_long"}  # of rows
 
     def parsed(words: str) -> tuple[FastTrainingArguments, str]:
         _, (model_args, args) = parse_command((AffinityArguments, FastTrainingArguments), defaults, "", words.split())
