@@ -15,35 +15,35 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1696, 14),
-    "arguments": (671, 7),
-    "baselines": (855, 9),
-    "checkpoints": (1364, 11),
+    ".": (1701, 14),
+    "arguments": (674, 7),
+    "baselines": (869, 9),
+    "checkpoints": (1399, 11),
     "comparing": (914, 8),
-    "data": (2910, 25),
-    "doctor": (789, 7),
-    "embeddings": (425, 5),
-    "evaluation": (2226, 21),
-    "finished": (565, 7),
-    "generation": (2023, 18),
-    "heads": (865, 9),
-    "hub": (208, 4),
-    "labels": (1626, 14),
-    "masked_lm": (527, 7),
-    "memory": (634, 7),
-    "models": (3173, 29),
+    "data": (3260, 27),
+    "doctor": (790, 7),
+    "embeddings": (554, 6),
+    "evaluation": (2246, 21),
+    "finished": (1037, 11),
+    "generation": (2025, 18),
+    "heads": (982, 10),
+    "hub": (215, 4),
+    "labels": (1747, 14),
+    "masked_lm": (529, 7),
+    "memory": (645, 7),
+    "models": (3343, 30),
     "processes": (219, 4),
-    "property": (1620, 14),
-    "reporting": (2103, 14),
+    "property": (2303, 17),
+    "reporting": (2110, 14),
     "saving": (748, 6),
-    "speedups": (1933, 18),
-    "tasks": (451, 5),
-    "text": (318, 4),
-    "training": (2278, 17),
+    "speedups": (1969, 18),
+    "tasks": (468, 5),
+    "text": (320, 4),
+    "training": (2289, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 291_650, 9.38
+TOKENS, TOKENS_PER_LINE = 314_650, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
@@ -54,11 +54,13 @@ LONG = {
     "reporting/charts.py": "pictures that share their axes and colours",
     "saving/saver.py": "a save from its start to its end",
     "generation/sampling.py": "one way to draw, with its arguments",
+    "labels/kind.py": "one class: all that a kind of label answers",
+    "property/predictor.py": "one class: a model or several, and all that is asked of them from Python",
 }
 # Files of fewer than 60: what starts a program, or is imported before anything heavy.
 SHORT = {
     *("__main__.py", "hub/__main__.py", "startup.py", "faces.py", "memory/out_of_memory.py"),
-    *("masked_lm/task.py", "property/task.py"),
+    *("masked_lm/task.py"),
 }
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 

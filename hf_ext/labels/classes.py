@@ -170,19 +170,6 @@ class NamedKind(LabelKind):
             "num_unknown": labels.size - int(num_known.sum()),
         }
 
-    def balance(self, facts: Mapping[str, Any]) -> Array:
-        """Returns weights with which each class counts as much as others, (classes,); of several labels (2, k).
-
-        A class of m of n labels weighs n / (k * m), where k classes occur, as `class_weight="balanced"` of scikit-learn
-        has it; of several labels each is two classes, without it and with it. What does not occur weighs 1.
-        """
-        counts = np.array([*facts["counts"].values()])
-        if self.num_classes is None:
-            counts = np.stack([facts["num_known"] - counts, counts])
-        occurs = counts > 0
-        weights = counts.sum(0) / (occurs.sum(0) * np.maximum(counts, 1))
-        return np.where(occurs, weights, 1.0)
-
     def describe_facts(self, facts: Mapping[str, Any]) -> str:
         counts = Counter(facts["counts"]).most_common()
         shown = ", ".join(f"{shorten(name)} in {num:,}" for name, num in counts[:5])

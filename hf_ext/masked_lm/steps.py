@@ -166,19 +166,18 @@ def reading_model(args: MaskedLMArguments) -> AbstractContextManager[None]:
     """Names what is wrong with the files of `model_name_or_path`, while they are read."""
     name = str(args.model_name_or_path)
     remedy = "a folder with config.json, model.safetensors and a tokenizer."
-    what = f"model_name_or_path={name!r}: no masked language model there"
-    return reading(what, name, f"Give a Hub id, such as facebook/esm2_t12_35M_UR50D, or {remedy}")
+    told = f"Give a Hub id, such as facebook/esm2_t12_35M_UR50D, or {remedy}"
+    return reading(f"model_name_or_path={name!r}: no masked language model there", name, told)
 
 
 def build_collator(
     tokenizer: Any, model: PreTrainedModel, args: MaskedLMArguments, data_args: DataArguments, seed: int
 ) -> MaskedLMCollator:
-    """Builds the collator for a table's sequence column (two columns: a pair).
+    """Builds the collator for a column of sequences, or two that form a pair.
 
-    Sets `data_args.max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
+    Sets `max_residues` where the model sets the limit, so that `--too_long error` refuses rows above it.
 
-    Raises:
-        ArgumentError: more than two sequence columns, or chains that rows may lack.
+    Raises ArgumentError for more columns, windows, or chains that rows may lack.
     """
     if data_args.missing_chains:
         raise ArgumentError("missing_chains: only affinity models and generators do without a chain; drop it.")

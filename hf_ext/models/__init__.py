@@ -64,7 +64,15 @@ if TYPE_CHECKING:
         restore_forwards,
     )
     from .lora import LoraSettings, has_adapters, merged_copy, narrow, require_base, unwrap_peft, wrap_with_lora
-    from .losses import LossKind, class_losses, exact_loss, find_loss_kind, has_loss_of, sum_loss_rows
+    from .losses import (
+        LossKind,
+        balanced_weights,
+        class_losses,
+        exact_loss,
+        find_loss_kind,
+        has_loss_of,
+        sum_loss_rows,
+    )
     from .optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
     from .towers import in_float32
 else:

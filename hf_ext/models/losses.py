@@ -17,8 +17,10 @@ Those of ESM C and ModernBERT divide; what the kind is for there is `eval_loss`,
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -104,6 +106,20 @@ class ClassLoss(NumberLoss):
     def to_output(self, logits: Tensor) -> Tensor:
         """Returns the logits: evaluations while training see the head before it is calibrated."""
         return logits
+
+
+def balanced_weights(kind: LabelKind, facts: Mapping[str, Any]) -> list[Any]:
+    """Computes weights with which each class counts as much as others: one each; of several labels [lacking, having].
+
+    A class of m of n labels weighs n / (k * m), where k classes occur, as `class_weight="balanced"` of scikit-learn
+    has it; of several labels each is two classes. What does not occur weighs 1. `facts`: `kind.facts_of` of rows.
+    """
+    counts = np.array([*facts["counts"].values()])
+    if kind.num_classes is None:
+        counts = np.stack([facts["num_known"] - counts, counts])
+    occurs = counts > 0
+    weights = counts.sum(0) / (occurs.sum(0) * np.maximum(counts, 1))
+    return np.where(occurs, weights, 1.0).tolist()
 
 
 LOSSES: dict[type[LabelKind], type[NumberLoss]] = {

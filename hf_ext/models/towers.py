@@ -92,11 +92,7 @@ class TowerModel(PreTrainedModel):
         return pooling
 
     def set_vectors(self, vectors: Any) -> None:
-        """Sets what is read in place of an encoder, a `VectorFile` whose `read` takes sequences.
-
-        Raises:
-            ArgumentError: it is of another width than what the model was built for.
-        """
+        """Sets the `VectorFile` that is read in place of an encoder; raises ArgumentError if it has another width."""
         (spec,) = self.config.encoders
         width = spec["config"]["hidden_size"]
         if vectors.width != width:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 from transformers.trainer_utils import TrainOutput
 
 from ..arguments import LoraArguments
@@ -30,7 +31,7 @@ from ..heads import (
     why_last,
 )
 from ..labels import LabelKind
-from ..models import AUTO_LAYER
+from ..models import AUTO_LAYER, balanced_weights
 from ..speedups import lora_settings
 from ..tasks import Run, stock_arguments
 from ..trainer import FastTrainer
@@ -133,7 +134,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     model_args = run.model_args
     data_args = run.data_args
     args = run.args
-    kind: Any = data.loaded.kind  # of classes it has weights, too
+    kind = data.loaded.kind
     train_rows = teach(run, data.loaded)
     if single := resolve_head(model_args, args, run.explicit, data_args.streaming, kind):
         run.log.info(single)
@@ -143,9 +144,9 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     model.config.layer_choice = known.get("layer_choice")
     bind_vectors(model, model_args.embeddings, data.splits, data_args)
     if model_args.class_weights:
-        weights = kind.balance(kind.facts_of(data.splits["train"]))
-        model.config.class_weights = weights.tolist()
-        run.log.info(f"Class weights: {weights.min():.3g} to {weights.max():.3g}, balanced over the training labels.")
+        weights = balanced_weights(kind, kind.facts_of(data.splits["train"]))
+        model.config.class_weights = weights
+        run.log.info(f"Class weights: {np.min(weights):.3g} to {np.max(weights):.3g}, balanced over training labels.")
     collator = build_collator(model, data_args, model_args.max_length)
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)
