@@ -60,7 +60,7 @@ LONG = {
 # Files of fewer than 60: what starts a program, or is imported before anything heavy.
 SHORT = {
     *("__main__.py", "hub/__main__.py", "startup.py", "faces.py", "memory/out_of_memory.py"),
-    *("masked_lm/task.py"),
+    "masked_lm/task.py",
 }
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 
