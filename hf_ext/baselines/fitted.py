@@ -199,7 +199,8 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
 def _add_number_ridge(baselines: Baselines, kind: LabelKind, rows: _Rows, numbers: NumberColumns) -> None:
     train, validation, asked = (numbers.matrix(split) for split in rows.splits)
     linear = make_linear(kind).fit(train, rows.labels[0], validation, rows.labels[1])
-    baselines.add(f"{kind.linear_name} on columns alone", linear.predict(asked), **rows.facts, **linear.summary())
+    facts = {**rows.facts, **linear.summary()}
+    baselines.add(f"{kind.linear_name} on columns alone", linear.predict(asked), **facts)
     baselines.notes.append(f"{capitalize(kind.linear_name)} on embeddings reads {', '.join(numbers.columns)}, too.")
 
 

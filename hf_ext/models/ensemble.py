@@ -219,7 +219,7 @@ class HeadEnsemble(nn.Module):
                 total = total + weight * outputs
                 members.append(outputs)
             squares = [weight * (one - total).square().mean(-1) for weight, one in zip(self.shares, members)]
-            apart = sum(squares, total.new_zeros(len(total)))
+            apart = sum(squares, total.new_zeros(total.shape[0]))
             if self.link == "identity":
                 return total.squeeze(-1), apart
             if self.link == "softmax":

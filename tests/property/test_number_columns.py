@@ -234,14 +234,14 @@ def test_rows_of_one_sequence_at_other_numbers_are_neither_repeats_nor_leaks(tmp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "words", ["mlp", "gated", "product", "mlp --tower_training lora", "mlp --tower_training full --learning_rate 0.003"]
+    "words", ["mlp", "gated", "product", "mlp --tower_training lora", "mlp --tower_training full --learning_rate 0.01"]
 )
 def test_single_networks_and_trained_encoders_learn_from_a_column(words: str, run) -> None:
     results, folder = run(f"--label_column label {SINGLE} --head {words}")
     assert spearman(results) > 0.8
     again = AffinityPredictor.from_pretrained(folder, device="cpu")
     ran = pd.read_csv(folder / "predictions.csv", dtype=str, keep_default_na=False)
-    np.testing.assert_allclose(again.predict(ran), ran["prediction"].astype(float), atol=2e-3)
+    np.testing.assert_allclose(again.predict(ran), ran["prediction"].astype(float), rtol=1e-3)
 
 
 @pytest.mark.nightly
@@ -277,6 +277,7 @@ def make(demo_encoders, demo_rows, tmp_path: Path):
         fixed |= {"per_device_train_batch_size": 16, "save_strategy": "steps", "save_steps": 3}
         places = {"output_dir": str(tmp_path / folder), "embedding_cache_dir": str(tmp_path / "cache")}
         numbers = NumberColumns.fit([{"ph": factor * one} for one in ph], ["ph"], []).state()
+        torch.manual_seed(0)  # of adapters, too
         model = make_model(demo_encoders, training, [[["heavy"], ["light"]], [["antigen"]]], numbers=numbers)
         collator = build_collator(model, DataArguments(sequence_columns=["heavy", "light", "antigen"]))
         return FastTrainer(model, FastTrainingArguments(**places, **fixed, **given), collator, rows)
@@ -311,8 +312,9 @@ def test_cached_and_live_training_see_the_same_numbers_as_ridges_do(make) -> Non
 @pytest.mark.parametrize("training", ["frozen", "lora"])
 def test_a_killed_run_continues_exactly_and_another_scale_is_another_run(make, training: str) -> None:
     given = {"speedups": ["embedding_cache"], "training": training}
-    whole, killed = make("whole", **given), make("killed", **given)
+    whole = make("whole", **given)
     whole.train()
+    killed = make("killed", **given)  # now: a trainer that is made seeds what dropout draws
     killed.add_callback(Kill(4, accumulation=1))
     with pytest.raises(Killed):
         killed.train()

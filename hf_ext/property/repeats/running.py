@@ -71,7 +71,10 @@ def check(args: AffinityArguments, data_args: DataArguments, training: FastTrain
 def refuse_alone(run: Run) -> None:
     """Raises ArgumentError where a script makes one run of several, or a single run goes into the folder of several."""
     if is_repeated(run.model_args, run.data_args):
-        raise ArgumentError("--folds and --num_seeds make several runs: call `task.take_steps(run)`, as hf-ext train.")
+        raise ArgumentError(
+            "--folds and --num_seeds make several runs, and this script makes one: use `hf-ext train`, or on several "
+            "processes `accelerate launch -m hf_ext train`. In a script of yours, call `task.take_steps(run)`."
+        )
     if (run.folder / STATE).is_file():
         raise ArgumentError(f"{run.folder} holds the runs of --folds or --num_seeds. Choose another --output_dir.")
 
