@@ -17,14 +17,14 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1701, 14),
     "arguments": (674, 7),
-    "baselines": (869, 9),
+    "baselines": (870, 9),
     "checkpoints": (1399, 11),
     "comparing": (914, 8),
     "data": (3260, 27),
     "doctor": (790, 7),
-    "embeddings": (554, 6),
+    "embeddings": (569, 6),
     "evaluation": (2246, 21),
-    "finished": (1037, 11),
+    "finished": (1046, 11),
     "generation": (2025, 18),
     "heads": (982, 10),
     "hub": (215, 4),
@@ -33,7 +33,7 @@ BUDGET = {
     "memory": (645, 7),
     "models": (3343, 30),
     "processes": (219, 4),
-    "property": (2303, 17),
+    "property": (2316, 17),
     "reporting": (2110, 14),
     "saving": (748, 6),
     "speedups": (1969, 18),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 314_650, 9.44
+TOKENS, TOKENS_PER_LINE = 314_940, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

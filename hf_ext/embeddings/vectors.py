@@ -42,8 +42,9 @@ def hash_sequence(sequence: str) -> str:
 
 
 def file_name(identity: str) -> str:
-    """Makes an id a name in a file: HDF5 would take a slash for a folder."""
-    return identity.replace("/", "_")
+    """Makes an id a name in a file: HDF5 would take a slash for a folder, and dots alone for one that is there."""
+    name = identity.replace("/", "_")
+    return name if name.strip(".") else name.replace(".", "_")
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -56,6 +57,8 @@ def _open_hdf5(path: Path, mode: str = "r") -> Any:
 def _read_parquet(path: Path) -> dict[str, np.ndarray]:
     frame = pd.read_parquet(path)  # a cell of lists is an array of arrays
     names = next((name for name in NAMES if name in frame), frame.columns[0])
+    if (twice := frame[names].duplicated()).any():
+        raise ValueError(f"{frame[names][twice].iloc[0]!r} stands there more than once")
     cells = (np.stack(cell) if cell.dtype == object else cell for cell in frame[EMBEDDING])
     return dict(zip(map(str, frame[names]), cells))
 
@@ -87,6 +90,8 @@ class VectorFile:
         reader = READERS.get(self.path.suffix.lower())
         if reader is None:
             raise ArgumentError(f"--embeddings {path}: files that are read end in {', '.join(READERS)}.")
+        if not self.path.is_file():
+            raise ArgumentError(f"--embeddings {path}: there is no such file.")
         try:
             self._arrays = reader(self.path)
             self.width = int(self._arrays[next(iter(self._arrays))].shape[-1])
@@ -95,6 +100,7 @@ class VectorFile:
             raise DataError(f"--embeddings {path}: no vectors can be read from it ({error!r}). {columns}") from error
         self._known = {*self._arrays}
         self._names: dict[str, str] = {}  # sequence -> name
+        self._sequences: dict[str, str] = {}  # the other way round
 
     def __deepcopy__(self, memo: object) -> VectorFile:
         """Returns itself: an open file has no copy."""
@@ -102,9 +108,12 @@ class VectorFile:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells this content from any other. Cost: reads the file, about 1 s per GB."""
+        """What tells the bound vectors from any others. Cost: reads the file, about 1 s per GB."""
         with self.path.open("rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            found = hashlib.file_digest(file, "sha256")
+        for pair in sorted(self._names.items()):
+            found.update("\0".join(pair).encode())
+        return f"sha256:{found.hexdigest()}"
 
     @cached_property
     def _originals(self) -> dict[str, str]:
@@ -145,10 +154,13 @@ class VectorFile:
 
     def _bind(self, sequence: str, identity: str, rank: int) -> str:
         """Finds the vector of a row; returns why it has none, else ""."""
-        names = (identity, file_name(identity), hash_sequence(sequence), sequence)
-        name = next((name for name in names if name in self._known), None) or self._originals.get(identity)
+        named = [self._originals.get(identity)] if self._originals else [identity, file_name(identity)]
+        names = (*(named if identity else ()), hash_sequence(sequence), sequence)
+        name = next((name for name in names if name in self._known), None)
         if name is None:
             return "the file has no vector for it, by id or sequence"
+        if self._sequences.setdefault(name, sequence) != sequence:
+            return "its vector is that of another sequence in these rows: the id stands for both"
         vector = self._read(name)
         shape = (len(sequence), self.width)[2 - rank :]
         if vector.shape != shape:
@@ -166,7 +178,10 @@ class VectorFile:
         return torch.stack(vectors) if vectors[0].dim() == 1 else vectors
 
     def _read(self, name: str) -> np.ndarray:
-        return np.array(self._arrays[name], np.float32)
+        try:
+            return np.array(self._arrays[name], np.float32)
+        except (ValueError, TypeError):  # no array of numbers, which has no shape that is needed
+            return np.empty(0, np.float32)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

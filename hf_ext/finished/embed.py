@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if reading.streaming:
         raise ArgumentError("--streaming: sequences are known before the first is encoded. Leave it out.")
     output = find_output(own.output)
+    if not output.suffix and "embedding_cache_dir" in parser.explicit:
+        raise ArgumentError("--output without a suffix is a folder of parts itself. Leave --embedding_cache_dir out.")
     keeps_parts = not output.suffix or "embedding_cache_dir" in parser.explicit
     if "embedding_cache_dir" not in parser.explicit:
         computing.embedding_cache_dir = f"{output}.parts" if output.suffix else str(output)

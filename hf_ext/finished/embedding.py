@@ -15,6 +15,7 @@ from ..checkpoints import find_model
 from ..data import (
     SOURCE_ROW,
     DataArguments,
+    NumberColumns,
     ReadingArguments,
     SequenceCollator,
     check_inputs,
@@ -100,8 +101,11 @@ def _open(
     if own.model:
         folder = find_model(own.model, own.revision)
         model = load_model(folder)
+        if model.config.reads_vectors:
+            raise ArgumentError(f"--model {own.model}: it reads vectors of a file, and has no encoder.")
         _freeze(model, folder)
         collator = SequenceCollator.from_pretrained(folder)
+        collator.numbers = NumberColumns()  # of sequences alone
         collator.resolve_long(reading.too_long, reading.max_residues)
     else:
         layers = sorted({*own.layer})

@@ -127,7 +127,7 @@ def _spread_numbers(found: Facts | None, metrics: Sequence[str]) -> list[list[st
     numbers: list[list[str]] = []
     if found is None:
         return numbers
-    for metric in metrics:
+    for metric in dict.fromkeys(metrics):
         spread = found["spread"].get(metric) or {}
         kinds = {"std_folds": "folds", "std_seeds": "seeds within folds" if found["folds"] else "seeds"}
         parts = [f"{kind} {units.number(spread[name])}" for name, kind in kinds.items() if spread.get(name) is not None]

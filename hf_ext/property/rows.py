@@ -111,9 +111,9 @@ def bind_vectors(model: AffinityModel, path: str | None, splits: Mapping[str, An
     if args.streaming:
         raise ArgumentError("--embeddings: the vectors of all rows are looked up first. Leave --streaming out.")
     vectors = VectorFile(str(path))
-    model.set_vectors(vectors)
     rank = {"rows": 1, "residues": 2}[model.config.kind.counted]
     vectors.bind(splits, [*model.config.input_columns], args.id_column, rank, str(args.dataset_name))
+    model.set_vectors(vectors)  # known by what was bound: the cache never takes one pairing for another
 
 
 def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[str]:

@@ -88,7 +88,27 @@ def test_a_file_that_is_no_file_of_vectors_is_refused_by_its_name(tmp_path):
         "a.npz": "no vectors can be read from it",
         "empty.h5": "no vectors can be read from it",
         "a.parquet": "Of Parquet, columns id and embedding are read",
-        "none.h5": "no vectors can be read from it",
+        "none.h5": "there is no such file",
     }.items():
         with pytest.raises((ArgumentError, DataError), match=words):
             VectorFile(tmp_path / name)
+
+
+def test_an_id_is_looked_up_where_the_file_was_made_and_stands_for_one_sequence(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:  # named by running numbers
+        for name, identity in {"0": "1", "1": "2", "a_b": "a_b"}.items():
+            file.create_dataset(name, data=np.full(2, float(identity[0] == "2"))).attrs["original_id"] = identity
+    rows = Dataset.from_dict({"id": ["1", "2"], "sequence": ["MK", "MS"], "source_row": [2, 3]})
+    assert bind(tmp_path / "a.h5", rows).read(["MK", "MS"]).tolist() == [[0, 0], [1, 1]]
+    for ids, refused in ((["1", "1"], "the id stands for both"), (["1", "a/b"], "no vector for it")):
+        wrong = rows.remove_columns("id").add_column("id", ids)
+        with pytest.raises(DataError, match=refused):
+            bind(tmp_path / "a.h5", wrong)
+
+
+def test_the_cache_knows_vectors_by_the_sequences_that_they_were_bound_to(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.zeros(2), b=np.ones(2))
+    rows = Dataset.from_dict({"id": ["a", "b"], "sequence": ["MK", "MS"], "source_row": [2, 3]})
+    swapped = rows.remove_columns("id").add_column("id", ["b", "a"])
+    prints = [bind(tmp_path / "a.npz", one).fingerprint for one in (rows, rows.select([1, 0]), swapped)]
+    assert prints[0] == prints[1] != prints[2]

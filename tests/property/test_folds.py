@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 
@@ -140,6 +141,16 @@ def test_means_of_predictions_and_sums_of_counts():
     assert repeats.add_up([one, two]) == summed
 
 
+def test_a_group_that_lies_in_several_folds_is_one():
+    folds = [repeats.Part(f"fold_{name}/seed_0", Fold("site", name), 0) for name in "ab"]
+    columns = {
+        "family": ["f1", "f2", "f1"],
+        "held_out: group": ["fold_a/seed_0 0", "fold_a/seed_0 1", "fold_b/seed_0 0"],
+    }
+    assert repeats.find_resampled(pa.table(columns), folds, {"family"}).num_groups == 2
+    assert repeats.find_resampled(pa.table(columns), folds, {"cluster"}).num_groups == 3  # numbers of a run
+
+
 # --- a whole command ------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +215,7 @@ def test_frozen_encoders_run_once_for_all_runs(done):
     assert [one["num_encoded"] for one in evidence] == [96, 0, 0, 0]
 
 
-def test_the_folder_predicts_the_mean_and_a_model_that_was_changed_is_refused(done, tmp_path):
+def test_the_folder_predicts_the_mean_and_a_model_that_was_changed_is_refused(done, command, tmp_path):
     _, folder = done
     rows = make_rows(5)[["sequence"]]
     predictor = AffinityPredictor.from_pretrained(folder)
@@ -214,6 +225,12 @@ def test_the_folder_predicts_the_mean_and_a_model_that_was_changed_is_refused(do
     with pytest.raises(ArgumentError, match="4 models, whose mean predicts"):
         find_model(folder)
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    weights = copied / RUNS[1] / "model.safetensors"
+    saved = weights.read_bytes()
+    weights.write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))
+    with pytest.raises(ArgumentError, match="is not what was saved"):
+        TASK.main([*command[:-1], str(copied), "--head", "mlp"])
+    weights.write_bytes(saved)
     assert [one.relative_to(copied).as_posix() for one in find_members(copied)] == [*RUNS]
     shutil.copy(copied / RUNS[1] / "model_manifest.json", copied / RUNS[0] / "model_manifest.json")
     with pytest.raises(ArgumentError, match="fold_1/seed_42: not what was saved"):
@@ -233,6 +250,8 @@ def test_finished_runs_are_kept_and_other_arguments_refused(done, command):
     assert (folder / "predictions.csv").read_bytes() == content
     with pytest.raises(ArgumentError, match=r"4 finished runs of another command: --learning_rate was 0.01, is 0.02"):
         TASK.main([*command, "--head", "mlp", "--learning_rate", "0.02"])
+    with pytest.raises(ArgumentError, match=r"leaves out \(fold_1/seed_43, fold_2/seed_43\)"):
+        TASK.main([*command, "--head", "mlp", "--num_seeds", "1"])
     with pytest.raises(ArgumentError, match="holds the runs of --folds or --num_seeds"):
         TASK.main([*command[: command.index("--folds")], "--output_dir", str(folder), "--head", "mlp"])
 

@@ -113,7 +113,8 @@ def find_resampled(table: pa.Table, parts: Sequence[Part], named: set[str]) -> R
     column = parts[0].fold and parts[0].fold.column
     if len(named) == 1:
         (name,) = named
-        return ResamplingGroups.of(name, table[GROUP].to_pylist())
+        # By name where rows have it: a group may lie in several folds. Numbers of clusters are of one run.
+        return ResamplingGroups.of(name, table[name if name in table.column_names else GROUP].to_pylist())
     if column and len({part.fold for part in parts}) >= MIN_GROUPS:
         return ResamplingGroups.of(FOLD, table[FOLD].to_pylist())
     return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checkpoints import FREE_TO_DIFFER, MODEL_MANIFEST
+from ...checkpoints import FREE_TO_DIFFER, MODEL_MANIFEST, check_model
 from ...data import REJECTED_FILE, SOURCE_ROW, DataArguments, Fold, find_folds, find_whole, fingerprint, load_sequences
 from ...errors import ArgumentError, DataError
 from ...evaluation import describe_failed, raise_failed
@@ -36,6 +36,7 @@ STATE = "repeats.json"  # arguments, rows, and which runs are finished
 FREE = ("a place", "shown", "says what is kept", "is about one", "the machine", "computes the same")
 GROWS = ("num_seeds", "final_model", "require", "config")
 MAX_NAME = 60
+MAX_LISTED = 5
 
 
 def is_repeated(args: AffinityArguments, data_args: DataArguments) -> bool:
@@ -122,7 +123,7 @@ def open_state(run: Run, rows: Json) -> list[str]:
     """Returns which runs in the folder are finished; begins the record of a command that is new there.
 
     Raises:
-        ArgumentError: the folder holds a single run, or runs of other arguments or rows.
+        ArgumentError: the folder holds a single run, runs of other arguments or rows, or a model that was changed.
     """
     if (run.folder / MODEL_MANIFEST).is_file():
         raise ArgumentError(f"{run.folder} holds the model of a single run. Choose another --output_dir.")
@@ -142,7 +143,10 @@ def open_state(run: Run, rows: Json) -> list[str]:
             f"{run.folder} holds {len(found['finished'])} finished runs of another command: {'; '.join(changed)}. Give "
             "what was, another --output_dir, or --resume no."
         )
-    return [name for name in found["finished"] if (run.folder / name / MODEL_MANIFEST).is_file()]
+    finished = [name for name in found["finished"] if (run.folder / name / MODEL_MANIFEST).is_file()]
+    for name in finished:
+        check_model(run.folder / name)
+    return finished
 
 
 def _write_state(run: Run, state: Json) -> None:
@@ -164,6 +168,12 @@ def repeat(task: Task, run: Run) -> Json:
     parts, rows = plan_parts(run)
     args = run.args
     finished = do_on_main(args, lambda: open_state(run, rows))
+    planned = {part.folder for part in parts}
+    if gone := [name for name in finished if name not in planned and not name.startswith("final/")]:
+        raise ArgumentError(
+            f"{run.folder} holds finished runs that this command leaves out ({', '.join(gone[:MAX_LISTED])}). Ask for "
+            "as many --num_seeds as before, or more, or give another --output_dir."
+        )
     hub = {"token": args.hub_token, "private": args.hub_private_repo is not False, "revision": args.hub_revision}
     repository = args.hub_model_id or run.folder.absolute().name
     if args.push_to_hub:
