@@ -1,7 +1,6 @@
 """`hf-ext embed` writes what a script of transformers would, in each format, of each encoder, after kills."""
 
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -178,20 +177,20 @@ def test_kills_leave_no_file_or_the_whole_one_and_the_same_command_ends_it(tmp_p
     pd.DataFrame({"sequence": draw(6_000, 160)}).drop_duplicates().to_csv(table, index=False)
     whole = tmp_path / "whole.h5"
     start = [sys.executable, "-m", "hf_ext"]
-    began = time.time()
     subprocess.run([*start, *command(table, demo_encoders[1], whole)], env=clean_environment(), check=True)
-    took = time.time() - began
     rng = random.Random(0)
     killed = tmp_path / "killed.h5"
+    parts = tmp_path / "killed.h5.parts"
     num_kills = 0
     for _ in range(8):
         process = subprocess.Popen([*start, *command(table, demo_encoders[1], killed)], env=clean_environment())
-        try:
-            process.wait(rng.uniform(0.4, 1.0) * took)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            num_kills += 1
+        num_parts = len([*parts.rglob("rows-*.safetensors")])
+        while process.poll() is None and len([*parts.rglob("rows-*.safetensors")]) == num_parts:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))  # while the next part is encoded, or written
+        num_kills += process.poll() is None
+        process.kill()
+        process.wait()
         if killed.exists():
             break
         assert {path.suffix for path in tmp_path.iterdir()} <= {".csv", ".h5", ".parts", ".tmp"}
