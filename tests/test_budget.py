@@ -24,7 +24,7 @@ BUDGET = {
     "doctor": (790, 7),
     "embeddings": (569, 6),
     "evaluation": (2246, 21),
-    "finished": (1046, 11),
+    "finished": (1064, 12),
     "generation": (2025, 18),
     "heads": (982, 10),
     "hub": (215, 4),
@@ -33,7 +33,7 @@ BUDGET = {
     "memory": (645, 7),
     "models": (3343, 30),
     "processes": (219, 4),
-    "property": (2316, 17),
+    "property": (2315, 17),
     "reporting": (2110, 14),
     "saving": (748, 6),
     "speedups": (1969, 18),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 314_940, 9.44
+TOKENS, TOKENS_PER_LINE = 315_020, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
@@ -60,7 +60,7 @@ LONG = {
 # Files of fewer than 60: what starts a program, or is imported before anything heavy.
 SHORT = {
     *("__main__.py", "hub/__main__.py", "startup.py", "faces.py", "memory/out_of_memory.py"),
-    "masked_lm/task.py",
+    *("masked_lm/task.py", "finished/predict.py"),
 }
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 

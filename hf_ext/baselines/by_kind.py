@@ -96,8 +96,8 @@ class NearestBaseline:
     Numbers are their mean. Probabilities are shares among them and one row more that stands for all of training: none
     is 0 only because few rows are near.
 
-    Cost: 5,000 rows beside 12,000 of 2,048 features in 10 s on one core; of validation rows thrice, so that these take
-    half a minute at most.
+    Cost: 5,000 rows beside 12,000 of 2,048 features in 10 s on one core; of validation rows thrice, beside `MAX_PAIRS`
+    over their number of training rows at most.
 
     Args:
         kind: not of residues.

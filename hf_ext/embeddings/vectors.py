@@ -129,7 +129,7 @@ class VectorFile:
         rank: int,
         source: str = "rows",
     ) -> None:
-        """Finds the vector of each row: by its id, where there is one sequence column, else by its sequence.
+        """Finds the vector of each row: by its sequence, or, of one sequence column, by its id.
 
         Args:
             splits: map-style; cells of `columns` may be "", which needs no vector.
@@ -155,7 +155,8 @@ class VectorFile:
     def _bind(self, sequence: str, identity: str, rank: int) -> str:
         """Finds the vector of a row; returns why it has none, else ""."""
         named = [self._originals.get(identity)] if self._originals else [identity, file_name(identity)]
-        names = (*(named if identity else ()), hash_sequence(sequence), sequence)
+        # The hash first: it names the sequence, and an id that is in the file, too, may be that of another one there.
+        names = (hash_sequence(sequence), *(named if identity else ()), sequence)
         name = next((name for name in names if name in self._known), None)
         if name is None:
             return "the file has no vector for it, by id or sequence"

@@ -37,7 +37,7 @@ from ..property import (
     predicting,
     read_towers,
 )
-from ..reporting import describe_unread
+from ..reporting import describe_inputs
 from ..speedups import set_encoder_dtype
 from ..text import start_run_log, storage
 from ..trainer import FastTrainer
@@ -75,7 +75,7 @@ def embed(
     inputs = {name: [*map(join_parts, found)] for name, found in distinct.items()}
     parts = Path(args.embedding_cache_dir).expanduser()
     sizes = _measure(own, sum(model.embedding_sizes.values()), table, inputs, output, parts)
-    for line in (*loaded.report["notes"], *describe_unread(checked), sizes):
+    for line in (*loaded.report["notes"], *describe_inputs(checked), sizes):
         log.info(line)
     if own.dry_run:
         return

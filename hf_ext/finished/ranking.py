@@ -51,10 +51,13 @@ def check_ranking(own: PredictArguments, explicit: Collection[str], config: Any,
         require_spread(config.prediction_spread, f"--rank --by {own.by}")
 
 
-def acquire(own: PredictArguments, predicted: FloatArray, stds: FloatArray | None) -> FloatArray:
-    """Computes what measuring each row is worth by `own.by`, higher is better: (n,), label units."""
+def acquire(own: PredictArguments, predicted: FloatArray, stds: Any) -> FloatArray:
+    """Computes what measuring each row is worth by `own.by`, higher is better: (n,), label units.
+
+    `stds`: (n,) standard deviations, which `greedy` does not read.
+    """
     worth = -predicted if own.minimize else predicted
-    if own.by == GREEDY or stds is None:
+    if own.by == GREEDY:
         return worth
     if own.by == "ucb":
         return worth + own.beta * stds

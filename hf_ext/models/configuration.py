@@ -71,7 +71,7 @@ class AffinityConfig(PretrainedConfig):
         temperature: logits of classes are divided by it, see `hf_ext.heads.calibration`.
         loss: "mse", "huber", "tobit" (censored rows) or "ranking" (pairwise); of several numbers, or one per residue,
             "mse" or "huber". Classes have cross entropy with "mse", or "focal".
-        focal_gamma: of the loss "focal", see `focus`.
+        focal_gamma: of the loss "focal", see `losses.ClassLoss`.
         class_weights: of each class in the loss; of several labels a list for lacking each, and one for having it; none
             count all alike.
         huber_delta: where Huber turns linear, in standardised label units.

@@ -160,8 +160,7 @@ def read_towers(
             raise ArgumentError("--embeddings: there is no encoder that could train. Leave it, or --use_peft, out.")
         vectors = VectorFile(args.embeddings)
         shape = {"model_type": VECTORS, "hidden_size": vectors.width}
-        spec = EncoderSpec(VECTORS, shape, fingerprint=vectors.fingerprint)
-        return [spec], [TowerSpec(0, [[column] for column in sequence_columns])]
+        return [EncoderSpec(VECTORS, shape)], [TowerSpec(0, [[column] for column in sequence_columns])]
     if not args.encoders:
         raise ArgumentError(f"No encoder: give --encoders, for example {choose_encoder(detect_hardware()).name}.")
     trainings = args.per_tower("tower_training") if args.tower_training else ["frozen"] * len(args.encoders)

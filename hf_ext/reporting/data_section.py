@@ -165,7 +165,7 @@ def describe_unread(inputs: Facts) -> Iterator[str]:
 
 
 def describe_inputs(inputs: Facts) -> list[str]:
-    """Returns that, and what they read in windows."""
+    """Returns what encoders read in windows, and what `describe_unread` yields, as sentences."""
     data = from_json(DataRecord, {"inputs": inputs})
     return [*_describe_windows(data), *_describe_unread(data)]
 

@@ -106,6 +106,15 @@ def test_an_id_is_looked_up_where_the_file_was_made_and_stands_for_one_sequence(
             bind(tmp_path / "a.h5", wrong)
 
 
+def test_the_hash_of_a_sequence_counts_more_than_an_id_that_another_one_has_in_the_file(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number, sequence in enumerate(["MK", "MS"]):
+            entry = file.create_dataset(hash_sequence(sequence), data=np.full(2, float(number)))
+            entry.attrs["original_id"] = f"Seq{number}"
+    rows = Dataset.from_dict({"id": ["Seq1", "Seq0"], "sequence": ["MK", "MS"], "source_row": [2, 3]})
+    assert bind(tmp_path / "a.h5", rows).read(["MK", "MS"]).tolist() == [[0, 0], [1, 1]]
+
+
 def test_the_cache_knows_vectors_by_the_sequences_that_they_were_bound_to(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.zeros(2), b=np.ones(2))
     rows = Dataset.from_dict({"id": ["a", "b"], "sequence": ["MK", "MS"], "source_row": [2, 3]})

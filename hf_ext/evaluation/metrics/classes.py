@@ -181,7 +181,7 @@ class Multilabel(Rows):
         probabilities: (n, k), any float dtype.
         labels: (n, k) of 0, 1, and NaN where it is not known, which counts nowhere.
 
-    Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for each of the others.
+    Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
 
     def __init__(self, probabilities: Array, labels: FloatArray) -> None:

@@ -1,0 +1,131 @@
+"""The steps of `hf-ext predict`: models, rows, the mean of what is predicted, and which rows to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoints import find_members
+from ..data import (
+    SOURCE_ROW,
+    ReadingArguments,
+    SequenceCollator,
+    check_inputs,
+    load_sequences,
+    peek_columns,
+)
+from ..errors import ArgumentError
+from ..evaluation import unpack_std
+from ..heads import describe_basis, half_width, mix_spreads
+from ..labels import average
+from ..models import AffinityConfig
+from ..property import (
+    ACQUISITION,
+    HIGH,
+    LOW,
+    RANK,
+    STD,
+    PredictArguments,
+    bind_vectors,
+    check_predictions,
+    find_output,
+    find_rejected,
+    interval_columns,
+    load_model,
+    predicting,
+    refuse_added,
+    std_column,
+    write_predictions,
+)
+from ..reporting import describe_inputs
+from ..text import start_run_log
+from ..training_args import FastTrainingArguments
+from .ranking import acquire, check_ranking, choose_batch
+
+
+def predict_table(
+    own: PredictArguments, reading: ReadingArguments, args: FastTrainingArguments, explicit: Collection[str]
+) -> Path:
+    """Predicts each row of a table, and writes the CSV; returns its path.
+
+    Args:
+        own, reading: as parsed; `explicit` are the names of the arguments that the user set.
+        args: how to predict.
+
+    Raises:
+        ArgumentError, DataError: as `hf-ext predict`.
+    """
+    log = start_run_log(None, args.process_index == 0)
+    output = find_output(own.output, reading.dataset_name)
+    rejected = find_rejected(output, reading.bad_rows)
+    folder, *others = find_members(own.model, own.revision)
+    model = load_model(folder)
+    kind = model.config.kind
+    configs = [model.config, *map(AffinityConfig.from_pretrained, others)]
+    for config in configs:
+        check_ranking(own, explicit, config, reading.streaming)
+    added = [SOURCE_ROW, *kind.prediction_names, STD, LOW, HIGH, *([RANK, ACQUISITION] if own.rank else [])]
+    if own.keep_columns and not reading.streaming:
+        for path, names in peek_columns(reading.dataset_name).items():
+            refuse_added(path, names, added)
+    if own.interval is not None:
+        log.info(_describe_interval(configs, own.interval))
+    collator = SequenceCollator.from_pretrained(folder)
+    reading.too_long = reading.too_long or collator.too_long
+    collator.resolve_long(reading.too_long, reading.max_residues)
+    data_args = collator.make_arguments(**vars(reading))
+    loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
+    rows = loaded.table
+    as_read = loaded.as_read
+    if as_read is not None:
+        refuse_added(str(reading.dataset_name), as_read.column_names, added)  # those of the Hub are known now
+    bind_vectors(model, own.embeddings, {"rows": rows}, data_args)
+    checked = check_inputs(collator, {"rows": rows}, reading.dataset_name)
+    for line in (*loaded.report["notes"], *describe_inputs(checked)):
+        log.info(line)
+    if own.rank is not None and own.rank > len(rows):
+        raise ArgumentError(f"--rank {own.rank}: there are {len(rows):,} rows. Ask for so many at most.")
+    predictions = []
+    spreads = []
+    reaches = []
+    for one in chain([model], map(load_model, others)):
+        if one is not model:
+            bind_vectors(one, own.embeddings, {"rows": rows}, data_args)
+        with predicting(one, collator, args) as trainer:
+            found = trainer.predict(rows, ignore_keys=[])
+        stds = unpack_std(found)
+        outputs: Any = found.predictions if stds is None else found.predictions[0]
+        predictions.append(kind.read_outputs(check_predictions(np.asarray(outputs))))
+        spreads.append(stds)
+        if own.interval is not None:
+            reaches.append(half_width(one.config.prediction_intervals, own.interval, stds))
+    predicted = average(predictions)
+    stds = mix_spreads(predictions, spreads)
+    columns = {**kind.prediction_columns(predicted), **std_column(stds)}
+    if reaches:
+        columns |= interval_columns(predicted, sum(reaches) / len(reaches))
+    if own.rank is not None:
+        columns[ACQUISITION] = acquire(own, predicted, stds)
+        sequences = [rows[name][:] for name in data_args.sequence_columns] if own.diverse else None
+        chosen = choose_batch(columns[ACQUISITION], own.rank, sequences)
+        columns = {name: np.asarray(values)[chosen] for name, values in columns.items()}
+        columns[RANK] = 1 + np.arange(own.rank)
+        rows = rows.select(chosen)
+        as_read = as_read and as_read.select(chosen)
+    if trainer.is_world_process_zero():
+        write_predictions(output, rows, columns, as_read=as_read)
+    log.info("%d predictions in %s", own.rank or len(predicted), output)
+    trainer.end()
+    return output
+
+
+def _describe_interval(configs: Sequence[Any], level: float) -> str:
+    """Describes how wide intervals are, of several models on average, and what they rest on."""
+    stored = [config.prediction_intervals for config in configs]
+    reach = float(np.mean([half_width(one, level) for one in stored]))
+    times = " times prediction_std" if stored[0].get("times_std") else ""
+    return f"Intervals are the prediction +- {reach:.4g}{times}, from {describe_basis(stored[0])}."
