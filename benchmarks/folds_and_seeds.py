@@ -2,9 +2,10 @@
 
 python benchmarks/folds_and_seeds.py DATA ENCODER WORK [--only GB1 HER2] [--rows 400]
 
-DATA has, in any folder under it, gb1.csv.gz (FLIP), affinity.csv.gz (HER2: heavy, pKd) and secondary_structure.csv.gz;
-ENCODER is a folder or a Hub id. Runs go to WORK, where a command that was killed goes on; the result is written to
-`results/folds_and_seeds.json` after each. `--rows` takes the first rows of each, for a try, and writes to WORK instead.
+DATA has gb1.csv.gz (FLIP), her2.csv.gz (heavy, pKd) and secondary_structure.csv.gz; ENCODER is a folder or a Hub id.
+Rows without a label are left out, and of secondary structure 1,500 proteins are drawn. Runs go to WORK, where a command
+that was killed goes on; the result is written to `results/folds_and_seeds.json` after each. `--rows` draws so many of
+each, for a try, and writes to WORK instead.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import pandas as pd
 from common import run_timed
 
 RESULT = Path(__file__).resolve().parent / "results" / "folds_and_seeds.json"
+# Data, its column of labels, how many rows are drawn, and words of the run.
 SETS = {
-    "HER2": ("affinity.csv.gz", "--sequence_columns heavy --label_column pKd"),
-    "GB1": ("gb1.csv.gz", "--label_column target"),
-    "secondary structure": ("secondary_structure.csv.gz", "--label_column labels --mask_column resolved"),
+    "HER2": ("her2.csv.gz", "pKd", None, "--sequence_columns heavy"),
+    "GB1": ("gb1.csv.gz", "target", None, ""),
+    "secondary structure": ("secondary_structure.csv.gz", "labels", 1500, "--mask_column resolved"),
 }
 METRICS = ("spearman", "rmse", "accuracy", "mcc")
 KEPT = ("value", "low", "high", "interval_by", "num_units")
@@ -30,14 +32,15 @@ KEPT = ("value", "low", "high", "interval_by", "num_units")
 
 def measure(name: str, folders: argparse.Namespace) -> dict[str, Any]:
     """Runs the command of one set; what it found, and what it cost."""
-    file, words = SETS[name]
-    (table,) = folders.data.rglob(file)
-    if folders.rows:
-        small = folders.work / file.removesuffix(".gz")
-        pd.read_csv(table, nrows=folders.rows).to_csv(small, index=False)
-        table = small
+    file, label, most, words = SETS[name]
+    rows = pd.read_csv(folders.data / file, dtype=str).dropna(subset=[label])
+    if drawn := folders.rows or most:
+        rows = rows.sample(drawn, random_state=0)
+    table = folders.work / file.removesuffix(".gz")
+    rows.to_csv(table, index=False)
     out = folders.work / name.replace(" ", "_")
-    given = f"--folds 5 --num_seeds 3 {words} --disable_tqdm true --embedding_cache_dir {folders.work / 'cache'}"
+    given = f"--folds 5 --num_seeds 3 --label_column {label} {words} --disable_tqdm true"
+    given += f" --embedding_cache_dir {folders.work / 'cache'}"
     command = [sys.executable, "-m", "hf_ext", "train", "--dataset_name", str(table), "--encoders", folders.encoder]
     done, cpu_s, wall_s = run_timed([*command, "--output_dir", str(out), *given.split()])
     if done.returncode:

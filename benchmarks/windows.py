@@ -41,7 +41,7 @@ RESIDUES = "--label_column labels --mask_column resolved"
 SETS = {
     "gb1": ("prop_flip_gb1/gb1.csv.gz", "sequence", "target", "three_vs_rest", 64, "--label_column target"),
     "stability": ("prop_tape_stability/stability.csv.gz", "seq", "label", "set", 34, "--label_column label"),
-    "remote homology": (HOMOLOGY, "sequence", "label", "split", 66, "--label_column label"),
+    "remote homology": (HOMOLOGY, "sequence", "label", "split", 66, "--label_column label --task classification"),
     "secondary structure": (STRUCTURE, "sequence", "labels", "split", 66, RESIDUES),
 }
 WAYS = {"truncate": "--too_long truncate", "window": "--too_long window", "as they are": ""}
