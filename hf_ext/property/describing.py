@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -163,7 +162,7 @@ def _repeat_blocks(found: Facts | None) -> list[Block]:
     return blocks
 
 
-def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:
+def _class_blocks(classes: Facts) -> list[Block]:
     """Returns each class's rows, precision, recall and F1, the largest first."""
     if not classes:
         return []

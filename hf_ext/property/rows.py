@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..data import (
 from ..embeddings import VectorFile
 from ..errors import ArgumentError
 from ..evaluation import ResamplingGroups, metrics_of
+from ..files import Facts, Json
 from ..models import AffinityModel
 from ..reporting import summarize_data
 from .arguments import AffinityArguments
@@ -33,7 +34,7 @@ EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
 MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
 
 
-def check_splits(splits: Mapping[str, Any]) -> None:
+def check_splits(splits: Facts) -> None:
     """Raises ArgumentError unless there are rows to train on, to choose the best model by, and to score it on."""
     missing = [name for name in ("train", "validation", "test") if name not in splits]
     if missing:
@@ -93,7 +94,7 @@ def load_rows(
     return data
 
 
-def bind_vectors(model: AffinityModel, path: str | None, splits: Mapping[str, Any], args: DataArguments) -> None:
+def bind_vectors(model: AffinityModel, path: str | None, splits: Facts, args: DataArguments) -> None:
     """Gives a model that has no encoder the vectors of the rows in `splits`, which `--embeddings` names.
 
     Raises:
@@ -137,7 +138,7 @@ def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[st
     ]
 
 
-def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]) -> None:
+def check_threshold(threshold: float, labels: np.ndarray, report: Json) -> None:
     """Says where `--binder_threshold` divides no labels into hits and others, or takes the weakest for hits."""
     low = labels.min()
     high = labels.max()
