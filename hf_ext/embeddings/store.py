@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import CacheError, DataError, NotFiniteError
+from ..files import Json
 from .shards import KEY_BYTES, Shard, content_hash, writing
 
 Embeddings = torch.Tensor | Sequence[torch.Tensor]  # (n, width); or of each sequence its tokens' states
@@ -61,7 +61,7 @@ class EmbeddingStore:
     """
 
     def __init__(
-        self, cache_dir: Path | str, key: dict[str, Any], max_residues: int | None = None, overlap: int | None = None
+        self, cache_dir: Path | str, key: Json, max_residues: int | None = None, overlap: int | None = None
     ) -> None:
         self.key = key
         self.max_residues = max_residues

@@ -33,6 +33,7 @@ from ..evaluation import (
     group_facts,
     judge_pair,
 )
+from ..files import Json
 from ..labels import LABEL, LabelKind
 from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, scored_names
 from ..reporting import Facts, read_run
@@ -158,7 +159,7 @@ def compare(
     metric: str = "rmse",
     requirements: Sequence[Requirement] = (),
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Json:
     """Scores predictions as the report of a run does, and compares all with the first.
 
     Args:
@@ -186,11 +187,11 @@ def compare(
     scores = compared.score(rows.group_names)
     options = compared.options
 
-    def differ(after: Any) -> dict[str, Any]:
+    def differ(after: Any) -> Json:
         names = scored_names(kind, rows.threshold, has_groups=False)
         return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in names}
 
-    def judge(name: str) -> dict[str, Any]:
+    def judge(name: str) -> Json:
         pair = predictions[first], predictions[name]
         return judge_pair(labels, *pair, names=(first, name), metric=metric, bounds=bounds, **options).as_dict()
 

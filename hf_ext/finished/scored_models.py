@@ -15,7 +15,7 @@ from ..checkpoints import find_members, make_folder
 from ..data import DataArguments, SequenceCollator, TooLong, check_columns, check_inputs, column_names
 from ..errors import ArgumentError
 from ..evaluation import unpack_labelled
-from ..files import parse_json
+from ..files import Json, parse_json
 from ..labels import LABEL, LabelKind, average
 from ..property import (
     EvaluateArguments,
@@ -102,7 +102,7 @@ class ScoredModel:
         return average(found)
 
 
-def cut_behind(predictions: dict[str, Any], rows: LabelledRows) -> tuple[dict[str, Any], LabelledRows]:
+def cut_behind(predictions: Json, rows: LabelledRows) -> tuple[Json, LabelledRows]:
     """Cuts off predictions and labels of residues behind what some model has read."""
     longest = min(max(map(len, one)) for one in predictions.values())
     table = rows.table
@@ -192,7 +192,7 @@ def find_output(name: str | None) -> Path | None:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """Reads a file; nothing where it is no JSON object."""
     try:
         found = parse_json(path.read_bytes())

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import Facts, Json
 from ...labels import RowError, check_number, drop_zeros, is_missing, show_names, write_name
 from ..cleaning import format_errors
 from ..columns import read_columns
@@ -61,11 +62,11 @@ class NumberColumns:
         return cls(measured, named)
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any] | None) -> NumberColumns:
+    def from_state(cls, state: Facts | None) -> NumberColumns:
         """Reads back what `state` returned; None: no columns."""
         return cls(**(state or {}))
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns what a model stores, JSON-able; None without columns."""
         return asdict(self) if self.columns else None
 
@@ -96,7 +97,7 @@ class NumberColumns:
             blocks.append(np.eye(len(known) + 1, len(known))[codes])
         return np.concatenate(blocks, axis=1).astype(np.float32)
 
-    def check(self, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, Any]]:
+    def check(self, splits: Facts, source: str | None = None) -> dict[str, Json]:
         """Returns by column what of it is not read, a sentence: categories that training rows lack.
 
         Raises:
