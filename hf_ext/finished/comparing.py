@@ -110,11 +110,9 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     settings_of_run = run.record.settings
     if run.record.task != "affinity":
         raise ArgumentError(f"--test_of {folder}: give the output folder of a run of hf-ext train.")
-    for name in ("sequence_columns", "missing_chains", "label_column", "group_column"):
+    columns = ("sequence_columns", "missing_chains", "numeric_columns", "category_columns", "id_column")
+    for name in (*columns, "label_column", "group_column"):
         setattr(args, name, settings_of_run[name])
-    args.id_column = settings_of_run.get("id_column")
-    for name in ("numeric_columns", "category_columns"):
-        setattr(args, name, settings_of_run.get(name) or [])
     for name in ("binder_threshold", "seed"):
         if name not in explicit:
             setattr(settings, name, settings_of_run[name])

@@ -74,7 +74,7 @@ def embed(
     parts = Path(args.embedding_cache_dir).expanduser()
     lengths = [*map(len, chain(*inputs.values()))]
     width = sum(model.embedding_sizes.values())
-    number = sum(lengths) if own.per == "residue" else len(lengths)
+    number = sum(lengths) if own.per == "residue" else max(len(lengths), len(table))
     num_bytes = number * width * getattr(torch, own.dtype).itemsize * (1 + bool(output.suffix))
     free = free_bytes(output.parent) + used_bytes(parts)
     if num_bytes > free:

@@ -36,7 +36,7 @@ from ..errors import DataError
 from ..heads import half_width, mix_spreads, require_spread
 from ..labels import as_array, average
 from ..models import AffinityModel, identify_encoder
-from ..reporting import describe_unread
+from ..reporting import describe_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .prediction_file import WHERE, check_predictions
@@ -181,7 +181,7 @@ class AffinityPredictor:
         `shared`: embeddings of these rows by encoders that several models have in common; filled.
         """
         table = _read_rows(rows, self.collator)
-        for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
+        for line in describe_inputs(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
         if self.model.config.kind.per_residue:
             return self._residue_logits(table), None

@@ -139,7 +139,8 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
     layers = [spec.get("layer") for spec in known.get("encoders", ())]
-    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, data.loaded.numbers)
+    numbers = data.loaded.numbers.state()
+    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, numbers)
     model.config.layer_choice = known.get("layer_choice")
     bind_vectors(model, model_args.embeddings, data.splits, data_args)
     if model_args.class_weights:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -36,7 +35,7 @@ from ..embeddings import (
     make_table,
 )
 from ..errors import CacheError, DataError
-from ..files import Facts, Json
+from ..files import Facts, Json, free_bytes
 from ..hardware import detect_hardware
 from ..models import AffinityModel, identify_encoder, in_float32, read_matmul_precision
 from ..processes import Team
@@ -295,14 +294,11 @@ class EmbeddingCache:
     def _check_room(self, name: str, store: EmbeddingStore, sequences: Sequence[str], item_bytes: int) -> None:
         """Says what the states of residues that are not stored yet will take, and refuses where the disk lacks it."""
         missing = store.missing(sequences)
-        longest = max(map(len, missing), default=0)
-        if store.max_residues is not None and store.overlap is None:
-            longest = store.max_residues
-        num_bytes = (
-            item_bytes * self._trainer.model.embedding_sizes[name] * sum(min(len(one), longest) for one in missing)
-        )
+        longest = store.max_residues if store.overlap is None else None
+        num_residues = sum(len(one[:longest]) for one in missing)
+        num_bytes = item_bytes * self._trainer.model.embedding_sizes[name] * num_residues
         size = f"{len(missing):,} sequences of input '{name}' take {num_bytes / 1e9:.2g} GB in float{8 * item_bytes}"
-        free = shutil.disk_usage(store.folder).free
+        free = free_bytes(store.folder)
         if num_bytes > free:
             raise CacheError(
                 f"{store.folder}: residue states of {size}, and {free / 1e9:.2g} GB are free there. Give "

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...errors import DataError
 from ...files import Facts, Json
+from ...labels import list_some
 from ..arguments import NUMBERS
 from ..columns import read_columns
 from .tokenization import NO_LIMIT
@@ -85,10 +86,9 @@ def _list_long(splits: Facts, columns: Sequence[str], limit: int, source: str | 
             length = sum(len(row[column]) for column in columns)
             if length > limit:
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
-    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
     return (
         f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
-        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --too_long error --max_residues N "
+        f"{list_some(found, MAX_LISTED)}. Or leave them out: --too_long error --max_residues N "
         "--bad_rows drop, N per column."
     )
 
