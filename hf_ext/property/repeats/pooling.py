@@ -90,8 +90,9 @@ def read_values(table: pa.Table, kind: LabelKind) -> Json:
     for name in table.column_names:
         if name.startswith(OWN) and name != GROUP:
             rows = [*map(np.array, table[name].to_pylist())]
-            padded = pad_sequence([*map(torch.from_numpy, rows)], True, UNKNOWN) if kind.per_residue else rows
-            found[name.removeprefix(OWN)] = np.array(padded)
+            if kind.per_residue:
+                rows = [*pad_sequence([*map(torch.from_numpy, rows)], True, UNKNOWN).numpy()]
+            found[name.removeprefix(OWN)] = np.array(rows)
     return found
 
 
