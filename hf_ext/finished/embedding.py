@@ -21,9 +21,8 @@ from ..data import (
     check_inputs,
     load_sequences,
     peek_columns,
-    read_columns,
 )
-from ..embeddings import WRITERS, EmbeddingStore, factorize, file_name, hash_sequence, join_parts
+from ..embeddings import WRITERS, EmbeddingStore, file_name, find_inputs, hash_sequence
 from ..errors import ArgumentError, CacheError, DataError
 from ..files import free_bytes, remove_folder, replacing, used_bytes
 from ..labels import ResidueNumbers
@@ -66,11 +65,7 @@ def embed(
     row_of, identities = _name_rows(own, loaded.table, reading.id_column)
     table = loaded.table.select([*row_of.values()])
     checked = check_inputs(collator, {"rows": table}, reading.dataset_name)
-    optional = collator.optional_inputs
-    distinct = {
-        name: factorize(read_columns(table, columns), name in optional)[1] for name, columns in collator.columns.items()
-    }
-    inputs = {name: [*map(join_parts, found)] for name, found in distinct.items()}
+    inputs = {name: find_inputs(table, collator, name)[1] for name in collator.columns}
     parts = Path(args.embedding_cache_dir).expanduser()
     lengths = [*map(len, chain(*inputs.values()))]
     width = sum(model.embedding_sizes.values())

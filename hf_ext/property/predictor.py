@@ -31,7 +31,7 @@ from ..data import (
     format_errors,
     read_columns,
 )
-from ..embeddings import factorize, join_parts, take_rows
+from ..embeddings import factorize, find_inputs, take_rows
 from ..errors import DataError
 from ..heads import half_width, mix_spreads, require_spread
 from ..labels import as_array, average
@@ -189,10 +189,9 @@ class AffinityPredictor:
         numbers = {}
         tables = {}
         optional = self.collator.optional_inputs
-        for name, parts in self.collator.columns.items():
-            positions, distinct = factorize(read_columns(table, parts), name in optional)
+        for name in self.collator.columns:
+            positions, inputs = find_inputs(table, self.collator, name)
             numbers[name] = torch.from_numpy(positions)
-            inputs = [join_parts(parts) for parts in distinct]
             key = name, id(self.model.encoders[str(self.model.tower_of(name).encoder)])
             if key not in shared:
                 shared[key] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)

@@ -19,6 +19,7 @@ from ..data import (
     label_array,
     load_data,
     read_bounds,
+    read_column,
     read_columns,
 )
 from ..embeddings import VectorFile
@@ -195,7 +196,7 @@ def find_groups(args: DataArguments, splits: Any, name: str = "test") -> Resampl
     if not columns:
         asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
         columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
-    values = {column: [value for (value,) in read_columns(rows, [column])] for column in columns}
+    values = {column: read_column(rows, column) for column in columns}
     found = [ResamplingGroups.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
     repeated = [groups for groups in found if not groups.are_rows]
     return min(repeated, key=lambda groups: (groups.num_groups == 1, groups.num_groups), default=None)
@@ -208,7 +209,7 @@ def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
     column = groups and (groups.column if groups.column in column_names(train) else SPLIT_CLUSTER)
     if column not in column_names(train):
         return None
-    return [[value for (value,) in read_columns(split, [column])] for split in (train, splits["validation"])]
+    return [read_column(split, column) for split in (train, splits["validation"])]
 
 
 def describe_groups(groups: ResamplingGroups | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..baselines import FITTERS, Baselines, columns_of
-from ..data import DataArguments, read_bounds, read_columns
+from ..data import DataArguments, read_bounds, read_column
 from ..evaluation import (
     CONSTANT,
     MODEL,
@@ -212,7 +212,7 @@ def score_rows(
     labels = compared.labels
     group_names = None
     if group_column and metrics.of_groups:
-        group_names = [row[0] for row in read_columns(rows, [group_column])]
+        group_names = read_column(rows, group_column)
     bounds = read_bounds(rows)
     row_metrics = RowMetrics(compared.threshold, kind=kind)
     metric = verdict_metric(args, row_metrics) or ("spearman" if is_scale_free else "rmse")

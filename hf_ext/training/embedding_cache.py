@@ -21,7 +21,7 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data import NUMBERS, TEACHER, column_names, limit_of, read_columns
+from ..data import NUMBERS, TEACHER, column_names, limit_of, read_column, read_columns
 from ..embeddings import (
     SHARD_STATES,
     EmbeddedDataset,
@@ -29,8 +29,8 @@ from ..embeddings import (
     EmbeddingStore,
     EncodingReport,
     encode_finite,
-    factorize,
     fill_store,
+    find_inputs,
     join_parts,
     make_table,
 )
@@ -158,8 +158,7 @@ class EmbeddingCache:
         positions = {}
         tables = {}
         for name in self._settings["inputs"]:
-            positions[name], distinct = factorize(read_columns(dataset, inputs[name]), name in optional)
-            sequences = [join_parts(parts) for parts in distinct]
+            positions[name], sequences = find_inputs(dataset, trainer.data_collator, name)
             width = trainer.model.embedding_sizes[name]
             tables[name] = make_table(self.fill(name, sequences), sequences, width, _free_bytes())
         cached = {column for name in positions for column in inputs[name]}
@@ -174,7 +173,7 @@ class EmbeddingCache:
         store = self.fill(name, sequences)
         labels = None
         if "label" in column_names(dataset):
-            labels = [label for (label,) in read_columns(dataset, ["label"])]
+            labels = read_column(dataset, "label")
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
     def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
@@ -182,12 +181,12 @@ class EmbeddingCache:
         names = column_names(dataset)
         found = {}
         if "label" in names:
-            labels = [value for (value,) in read_columns(dataset, ["label"])]
+            labels = read_column(dataset, "label")
             found["labels"] = self._trainer.model.config.kind.stack(labels).numpy()
         if "bound" in names:
-            found["bounds"] = np.array([value or 0 for (value,) in read_columns(dataset, ["bound"])], np.int64)
+            found["bounds"] = np.array([value or 0 for value in read_column(dataset, "bound")], np.int64)
         if TEACHER in names:
-            found[TEACHER] = np.array([value for (value,) in read_columns(dataset, [TEACHER])], np.float32)
+            found[TEACHER] = np.array(read_column(dataset, TEACHER), np.float32)
         if numbers := getattr(self._trainer.data_collator, NUMBERS, None):
             found[NUMBERS] = numbers.matrix(dataset)
         return found
@@ -360,14 +359,13 @@ class EmbeddingCache:
         embeddings = {name: trainer.encode_distinct(name, sample) for name, sample in samples.items()}
         if numbers := getattr(trainer.data_collator, NUMBERS, None):
             embeddings[NUMBERS] = torch.from_numpy(numbers.matrix(rows))
-        labels = [label for (label,) in read_columns(rows, ["label"])]
+        labels = read_column(rows, "label")
         mean, std = trainer.model.config.kind.scale(labels)
         trainer.model.fit_scaling(mean, std, embeddings)
 
     def _sample(self, rows: Rows, name: str) -> list[str]:
         """Samples the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
-        columns = read_columns(rows, self._trainer.data_collator.columns[name])
-        distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
+        distinct = sorted(find_inputs(rows, self._trainer.data_collator, name)[1])
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
         number = SAMPLE if self.is_on and not self._per_residue else LIVE_SAMPLE
         return sorted((distinct[i] for i in order[:number]), key=len)

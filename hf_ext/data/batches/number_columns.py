@@ -14,7 +14,7 @@ from ...errors import DataError
 from ...files import Facts, Json
 from ...labels import RowError, check_number, drop_zeros, is_missing, show_names, write_name
 from ..cleaning import format_errors
-from ..columns import read_columns
+from ..columns import read_column, read_columns
 from ..reading import SOURCE_ROW
 
 MAX_CATEGORIES = 100
@@ -143,9 +143,9 @@ def _name(cell: object) -> str:
 
 
 def _read_names(rows: Any, name: str) -> list[str]:
-    return [_name(cell) for (cell,) in read_columns(rows, [name])]
+    return [_name(cell) for cell in read_column(rows, name)]
 
 
 def _read_numbers(rows: Any, name: str) -> NDArray[np.float64]:
     """Reads a column, (n,), NaN where it is missing."""
-    return np.array([check_number(cell).value for (cell,) in read_columns(rows, [name])], np.float64)
+    return np.array([check_number(cell).value for cell in read_column(rows, name)], np.float64)

@@ -84,7 +84,7 @@ def join_held(folder: Path, parts: Sequence[Part]) -> pa.Table:
     return pa.concat_tables([table.select(names) for table in tables]).sort_by(SOURCE_ROW)
 
 
-def read_values(table: pa.Table, kind: LabelKind) -> Json:
+def read_values(table: pa.Table, kind: LabelKind) -> dict[str, Any]:
     """Returns the label and what was predicted, by name, as batches hold them: of residues -100 behind a row's last."""
     found = {}
     for name in table.column_names:
