@@ -77,7 +77,6 @@ class SplitScores:
         predicted_by: baseline -> its predictions, (n,).
         tuned: of a model whose encoders trained, whether it is better than a ridge on what they gave before.
         stds: (n,) of the model's predictions, where it says so.
-        metric: of the verdict.
     """
 
     outputs: np.ndarray
@@ -94,7 +93,6 @@ class SplitScores:
     predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
     tuned: Verdict | None = None
     stds: np.ndarray | None = None
-    metric: str = ""
 
     def to_dict(self) -> Json:
         """Returns what `all_results.json` holds of it."""
@@ -175,15 +173,14 @@ def score_split(
         rows,
         trainer.args,
         group_column,
-        leaks=leaks,
+        leaks,
+        slices,
         is_scale_free=config.loss == "ranking",
         has_trained=any(spec.training != "frozen" for spec in config.encoder_specs),
     )
     test.outputs = outputs
     test.baselines = baselines.facts
-    test.slices = [compared.score_slice(*one) for one in slices.items()]
-    metric = metrics_of(kind, threshold).orders or str(test.metric)
-    test.notes += [*(_compare_slice(one, test.scores, metric) for one in test.slices), *notes, *baselines.notes]
+    test.notes += [*notes, *baselines.notes]
     test.stds = unpack_std(predicted)
     return test
 
@@ -194,6 +191,7 @@ def score_rows(
     args: FastTrainingArguments,
     group_column: str | None,
     leaks: Facts | None,
+    slices: Facts | None = None,
     is_scale_free: bool = False,
     has_trained: bool = False,
 ) -> SplitScores:
@@ -203,6 +201,7 @@ def score_rows(
         compared: the predictions, of the model as `outputs`, too.
         rows: with bounds where labels have some.
         args: which metric decides.
+        slices: from `find_slices`, scored apart.
         is_scale_free: the loss ranks rows. has_trained: some encoder did, which is compared with what it was.
     """
     kind = compared.kind
@@ -224,6 +223,9 @@ def score_rows(
         tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(from_json(Leaks, leaks)):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
+    scores = compared.score(group_names)
+    sliced = [compared.score_slice(*one) for one in (slices or {}).items()]
+    order = metrics.orders or str(metric)
     said = {
         RANKING_NOTE: is_scale_free,
         GROUP_NOTE: group_column and group_names is None,
@@ -233,15 +235,19 @@ def score_rows(
         predictions,
         labels,
         verdict,
-        compared.score(group_names),
+        scores,
         metrics.score_classes(predictions, labels),
         collapse=collapse_report(predictions, labels, kind),
-        notes=[*(note for note, is_true in said.items() if is_true), *describe_groups(compared.groups)],
+        slices=sliced,
+        notes=[
+            *(note for note, is_true in said.items() if is_true),
+            *(_compare_slice(one, scores, order) for one in sliced),
+            *describe_groups(compared.groups),
+        ],
         groups=compared.groups,
         kind=kind,
         predicted_by={name: one for name, one in predictors.items() if name != MODEL},
         tuned=tuned,
-        metric=metric,
     )
 
 
