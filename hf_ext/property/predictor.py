@@ -29,9 +29,8 @@ from ..data import (
     batches_by_tokens,
     check_inputs,
     format_errors,
-    read_columns,
 )
-from ..embeddings import factorize, find_inputs, take_rows
+from ..embeddings import find_inputs, take_rows
 from ..errors import DataError
 from ..heads import half_width, mix_spreads, require_spread
 from ..labels import as_array, average
@@ -211,11 +210,11 @@ class AffinityPredictor:
         return check_predictions(torch.cat(found).numpy()), std
 
     def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
-        ((name, columns),) = self.collator.columns.items()
-        numbers, distinct = factorize(read_columns(table, columns), False)
+        (name,) = self.collator.columns
+        numbers, distinct = find_inputs(table, self.collator, name)
         found = [None] * len(distinct)
-        for chosen in batches_by_tokens([len(sequence) for (sequence,) in distinct], TOKENS_PER_BATCH):
-            batch = self.collator.encode(name, [distinct[i][0] for i in chosen])
+        for chosen in batches_by_tokens([*map(len, distinct)], TOKENS_PER_BATCH):
+            batch = self.collator.encode(name, [distinct[i] for i in chosen])
             batch = {key: value.to(self.device) for key, value in batch.items()}
             logits = self.model(sequences={name: batch}).logits.float().cpu().numpy()
             lengths = batch["residue_mask"].sum(1).tolist()
