@@ -44,7 +44,7 @@ def describe(run: RunRecord) -> Page:
         summary=_summary(run, kind, label, columns),
         numbers=[
             *score_numbers(run.test, dict.fromkeys((*first, run.chosen_by))),
-            *_spread_numbers(run.own.get("repeats"), first),
+            *_spread_numbers(run.own.get("repeats") or {}, first),
         ],
         results=[
             *_repeat_blocks(run.own.get("repeats")),
@@ -118,7 +118,7 @@ def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
     ]
 
 
-def _spread_numbers(found: Facts | None, metrics: Sequence[str]) -> list[list[str]]:
+def _spread_numbers(found: Facts, metrics: Sequence[str]) -> list[list[str]]:
     """Returns mean and standard deviation of single models, of several folds or seeds."""
     numbers: list[list[str]] = []
     for metric in dict.fromkeys(metrics if found else ()):
