@@ -64,7 +64,7 @@ class Case:
     kind: LabelKind | None
     metric: str
     groups: ResamplingGroups | None
-    options: Json
+    options: dict[str, Any]
 
     @property
     def num_rows(self) -> int:

@@ -98,7 +98,7 @@ class StoppingRule:
         if rows is None:
             check_comparison(metric)
         self._rows = rows or partial(rows_for, None, threshold=threshold, metric=metric)
-        self._options: Json = {"confidence": confidence, **options}
+        self._options: dict[str, Any] = {"confidence": confidence, **options}
         self.metric = metric
         self.patience = patience
         self.warmup_steps = warmup_steps

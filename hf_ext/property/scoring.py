@@ -263,7 +263,7 @@ class Compared:
     groups: ResamplingGroups | None = None
 
     @property
-    def options(self) -> Json:
+    def options(self) -> dict[str, Any]:
         """How they are scored, as functions of `hf_ext.evaluation` take it."""
         return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "groups": self.groups}
 

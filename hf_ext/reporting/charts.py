@@ -231,7 +231,7 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
         return f"{len(xs):,} test row" if len(xs) == 1 else f"{len(xs):,} test rows"
     # In steps of equal ratio, so that the line above stays visible; the palest still shows a single row.
     box = (*axes.get_xlim(), *axes.get_ylim())
-    look: Json = {"cmap": _shades(0.22, 6), "edgecolors": "none", "linewidths": 0, "zorder": 2}
+    look: dict[str, Any] = {"cmap": _shades(0.22, 6), "edgecolors": "none", "linewidths": 0, "zorder": 2}
     cells = axes.hexbin(xs, ys, gridsize=36, bins="log", mincnt=1, extent=box, **look)
     most = int(np.max(np.asarray(cells.get_array())))
     return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
