@@ -13,7 +13,7 @@ from torch import nn
 
 from . import speedups
 from .errors import PlanRefused
-from .files import write_text
+from .files import Json, write_text
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .optional import installed_version
 from .processes import import_deepspeed
@@ -41,7 +41,7 @@ class Plan:
     hardware: Hardware
     decisions: list[Decision]
     preset: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Json = field(default_factory=dict)
     context: Context | None = None
 
     def __getitem__(self, name: str) -> Decision:
@@ -102,7 +102,7 @@ class Plan:
             costs = speedup.count(costs, settings)
         return costs
 
-    def compared(self) -> dict[str, dict[str, Any]]:
+    def compared(self) -> dict[str, Json]:
         """Returns what a continued run must have too: of applied speed-ups, the settings that matter by their names."""
         found = {}
         for speedup, settings in self._on():
@@ -110,7 +110,7 @@ class Plan:
                 found[speedup.NAME] = {key: settings.get(key) for key in speedup.compared}
         return found
 
-    def _on(self) -> list[tuple[Speedup, dict[str, Any]]]:
+    def _on(self) -> list[tuple[Speedup, Json]]:
         return [(find_speedup(one.name), one.settings) for one in self.decisions if one.status == "applied"]
 
     def record(self, name: str, **evidence: Any) -> None:
@@ -118,7 +118,7 @@ class Plan:
         find_speedup(name)
         self.decisions = [d.with_evidence(**evidence) if d.name == name else d for d in self.decisions]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Returns a JSON-able dictionary, which `plan.json` holds."""
         return {
             "preset": self.preset,

@@ -41,13 +41,16 @@ SHARE_BELOW_ONE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
 
 
-def check_ranges(arguments: object, ranges: Mapping[str, Range]) -> None:
+def check_ranges(arguments: object, ranges: Mapping[str, Range] | None = None) -> None:
     """Refuses numbers outside of their ranges; of a list, each number. None, "not given", is always allowed.
+
+    Args:
+        ranges: None: those in the fields' types.
 
     Raises:
         ArgumentError: names field, value and what is allowed.
     """
-    for name, allowed in ranges.items():
+    for name, allowed in (ranges or ranges_in_types(type(arguments))).items():
         value = getattr(arguments, name)
         for number in value if isinstance(value, list | tuple) else [value]:
             if number is None:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 
 from ..errors import ArgumentError, HfExtError
+from ..files import Facts, Json
 from .checks import describe_type, field_types, members
 from .config_file import Given, read_config
 from .help import ALL, HelpFormatter, ShowHelp, format_flags
@@ -149,13 +150,13 @@ class FastArgumentParser(HfArgumentParser):
 
     def _layers(self, preset: str | None) -> list[tuple[str, dict[str, Given]]]:
         """Returns origins and their values: of the recipe, and of the presets."""
-        layers: list[tuple[str, Mapping[str, Any]]] = [("recipe", self.recipe_defaults)]
+        layers: list[tuple[str, Facts]] = [("recipe", self.recipe_defaults)]
         layers += [(f"preset {name}", self.presets[name]) for name in preset_names(preset, self.presets)]
         return [(origin, {key: Given(value, origin) for key, value in values.items()}) for origin, values in layers]
 
-    def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[dict[str, Any], dict[str, str]]:
+    def _merge(self, layers: list[tuple[str, dict[str, Given]]]) -> tuple[Json, dict[str, str]]:
         """Merges layers: the converted value of each field and who set it; later layers win."""
-        values: dict[str, Any] = {}
+        values: Json = {}
         origins = dict.fromkeys(self._types, "default")
         for origin, layer in layers:
             for key, given in layer.items():
@@ -190,7 +191,7 @@ class FastArgumentParser(HfArgumentParser):
         allowed = f"one of {', '.join(map(str, action.choices))}" if action.choices else describe_type(kind)
         raise ArgumentError(f"{given.where}: {key}: {shown} is not {allowed}.")
 
-    def _build(self, dtype: Any, values: Mapping[str, Any]) -> Any:
+    def _build(self, dtype: Any, values: Facts) -> Any:
         names = [field.name for field in dataclasses.fields(dtype) if field.init]
         for name in names:
             if name in self._required and name not in values:
@@ -254,7 +255,7 @@ class FastArgumentParser(HfArgumentParser):
 
 
 def parse_command(
-    arguments: Sequence[type], defaults: Mapping[str, Any], description: str | None, words: Sequence[str] | None
+    arguments: Sequence[type], defaults: Facts, description: str | None, words: Sequence[str] | None
 ) -> tuple[FastArgumentParser, tuple[Any, ...]]:
     """Parses the words of a command; returns its parser, and an instance of each of `arguments`.
 

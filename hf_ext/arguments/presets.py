@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ..errors import ArgumentError
+from ..files import Facts, Json
 
 NO_PRESET = "none"
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+PRESETS: Mapping[str, Facts] = {
     # What stock Trainer does: the control of every comparison.
     "baseline": {"speedups": [], "cached_batch_size": None},
     # Everything that leaves learning as it is (classes I and N), and a larger batch for heads on cached embeddings.
@@ -44,7 +44,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def preset_names(written: object, presets: Mapping[str, Any] = PRESETS) -> list[str]:
+def preset_names(written: object, presets: Facts = PRESETS) -> list[str]:
     """Returns the names in "a+b"; none in "", "none" and what is no text.
 
     Raises:
@@ -60,7 +60,7 @@ def preset_names(written: object, presets: Mapping[str, Any] = PRESETS) -> list[
     return names
 
 
-def preset_values(written: object) -> dict[str, Any]:
+def preset_values(written: object) -> Json:
     """Returns values of "a+b", those of the later name winning."""
     return {key: copy.deepcopy(value) for name in preset_names(written) for key, value in PRESETS[name].items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from .checks import ABOVE_ZERO, COUNT, NOT_NEGATIVE, check_ranges, ranges_in_types
+from .checks import ABOVE_ZERO, COUNT, NOT_NEGATIVE, check_ranges
 from .presets import PRESETS
 
 CACHE_DIR = "~/.cache/hf_ext/embeddings"
@@ -213,7 +213,7 @@ class PredictingArguments:
     disable_tqdm: bool = option(False, "Show no progress bars.")
 
     def __post_init__(self) -> None:
-        check_ranges(self, ranges_in_types(PredictingArguments))
+        check_ranges(self)
 
 
 def training_names() -> set[str]:

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from .weights import (
         keep_source_digests,
         load_weights,
-        name_some,
         save_checkpoint_weights,
         save_weights,
     )

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
+from ..labels import list_some
 from ..models import AffinityConfig, AffinityModel, unwrap_peft
 from .manifest import read_json
 
@@ -197,7 +198,7 @@ def _check_frozen(model: nn.Module, folder: Path) -> None:
         return
     base = f"{saved['name_or_path'] or 'unknown'}@{saved['revision'] or 'no revision'}"
     raise CheckpointError(
-        f"{folder} was trained on other frozen weights than this model has: {name_some(others)}. Nothing was loaded. "
+        f"{folder} was trained on other frozen weights than this model has: {list_some(others)}. Nothing was loaded. "
         f"The checkpoint does not hold them: build the model on the same base ({base}), with the same seed if parts of "
         "it are made at random."
     )
@@ -261,8 +262,8 @@ def _check_loaded(model: nn.Module, folder: Path, outcome: object, required: Col
     # One that is tied to another was there under the other's name.
     lacking = [n for n in missing if n in required and n not in ignored and id(state[n]) not in loaded]
     if lacking or unexpected:
-        problems = [f"missing: {name_some(lacking)}"] if lacking else []
-        problems += [f"not in this model: {name_some(list(unexpected))}"] if unexpected else []
+        problems = [f"missing: {list_some(lacking)}"] if lacking else []
+        problems += [f"not in this model: {list_some(list(unexpected))}"] if unexpected else []
         raise CheckpointError(
             f"{folder} does not fit this model.\n  " + "\n  ".join(problems) + "\nBuild the model with the arguments "
             "that the checkpoint was trained with: same class, sizes, and parts that train."
@@ -281,8 +282,3 @@ def _modern(name: str) -> str:
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return re.sub(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.", "rotary_embeddings.", name)
-
-
-def name_some(names: list[str]) -> str:
-    """Names the first, and says how many there are."""
-    return f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} in all)"

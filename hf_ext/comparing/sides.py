@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import yaml
 
-from ..arguments import NOT_NEGATIVE, PRESETS, check_ranges, option, ranges_in_types
+from ..arguments import NOT_NEGATIVE, PRESETS, check_ranges, option
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, Json, find_shipped
 from ..reporting import PlanRecord
@@ -107,7 +107,7 @@ class CompareArguments:
             limit = getattr(self, name)
             if limit is not None and not math.isfinite(limit):
                 raise ArgumentError(f"--{name} {limit}: must be a number, by which something can pass or fail.")
-        check_ranges(self, ranges_in_types(CompareArguments))
+        check_ranges(self)
         for way in filter(partial(getattr, self), GOES_WITH):
             fitting = GOES_WITH[way]
             usual = {name: value for name, value in vars(CompareArguments()).items() if name not in (way, *fitting)}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         has_numbered_rows,
         label_array,
         read_bounds,
+        read_column,
         read_columns,
         reads_text,
         row_lengths,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ..arguments import COUNT, SEED, check_choices, check_ranges, option, ranges_in_types
+from ..arguments import COUNT, SEED, check_choices, check_ranges, option
 from ..errors import ArgumentError
 from ..labels import TaskChoice
 
@@ -192,7 +192,7 @@ class DataArguments(LabelledArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self)
-        check_ranges(self, ranges_in_types(DataArguments))
+        check_ranges(self)
         check_sizes(self.split_sizes)
         if self.cluster_identity is not None and not MIN_IDENTITY <= self.cluster_identity <= 1:
             raise ArgumentError(

@@ -46,6 +46,11 @@ def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(dataset[i][column] for column in columns) for i in range(len(dataset))]
 
 
+def read_column(dataset: Any, name: str) -> list[Any]:
+    """Reads one column of `dataset`, as `read_columns` does."""
+    return [value for (value,) in read_columns(dataset, [name])]
+
+
 def factorize(values: Iterable[Value]) -> tuple[np.ndarray, list[Value]]:
     """Gives equal values equal numbers, from 0 in the order in which they first occur.
 

@@ -20,7 +20,7 @@ from datasets import Features
 
 from ..errors import DataError
 from ..files import parse_json
-from ..labels import as_array, shorten
+from ..labels import as_array, list_some, shorten
 from .columns import SET, VALIDATION, check_columns, hold_out, name_classes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -156,13 +156,13 @@ def _read_delimited(path: Path, delimiter: str, needed: Collection[str]) -> Iter
         raise DataError(f"{path}: the file is empty. It needs a header line and at least one row.")
     if ragged:
         raise DataError(
-            f"{path}: the header has {len(names)} fields, but {_list(ragged)}. Add what is missing, take out what is "
-            f"too much, quote text with separators, and close each quote; the decimal sign is a point."
+            f"{path}: the header has {len(names)} fields, but {list_some(ragged, MAX_LISTED)}. Add what is missing, "
+            "take out what is too much, quote text with separators, and close each quote; the decimal sign is a point."
         )
     if spanning:
         _warn_once(
             f"{path}: {len(spanning)} records run over several lines, because a quoted field holds a line end: rows "
-            f"{_list(spanning)}. If these lines should be rows of their own, a stray quote joins them."
+            f"{list_some(spanning, MAX_LISTED)}. If these lines should be rows of their own, a stray quote joins them."
         )
 
 
@@ -181,11 +181,6 @@ def _check_header(path: Path, row: int, cells: list[str], needed: Collection[str
 def _warn_once(text: str) -> None:
     """Streams read their file in every pass."""
     logger.warning("%s", text)
-
-
-def _list(found: list[str]) -> str:
-    more = len(found) - MAX_LISTED
-    return ", ".join(found[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _read_fasta(path: Path) -> Iterator[Record]:

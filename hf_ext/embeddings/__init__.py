@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .dataset import EmbeddedDataset, EmbeddedResidues, StateTable, factorize, join_parts, make_table, take_rows
+    from .dataset import (
+        EmbeddedDataset,
+        EmbeddedResidues,
+        StateTable,
+        factorize,
+        find_inputs,
+        join_parts,
+        make_table,
+        take_rows,
+    )
     from .encode import SHARD_STATES, EncodingReport, encode_finite, fill_store
     from .store import EmbeddingStore
     from .vectors import WRITERS, VectorFile, file_name, hash_sequence

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..data import read_columns
 from ..errors import DataError
 from ..labels import LabelKind
 from .store import EmbeddingStore
@@ -31,6 +32,13 @@ def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.nd
     index: dict[tuple[str, ...], int] = {}
     numbers = (index.setdefault(row, len(index)) if not is_optional or any(row) else -1 for row in rows)
     return np.fromiter(numbers, np.int64, len(rows)), list(index)
+
+
+def find_inputs(rows: Any, collator: Any, name: str) -> tuple[np.ndarray, list[str]]:
+    """Finds which input `name` each row has, as `factorize` does, and the distinct ones, their parts joined."""
+    columns = read_columns(rows, collator.columns[name])
+    positions, distinct = factorize(columns, name in getattr(collator, "optional_inputs", ()))
+    return positions, [*map(join_parts, distinct)]
 
 
 def take_rows(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

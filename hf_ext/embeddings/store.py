@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import CacheError, DataError, NotFiniteError
+from ..files import Json
+from ..labels import list_some
 from .shards import KEY_BYTES, Shard, content_hash, writing
 
 Embeddings = torch.Tensor | Sequence[torch.Tensor]  # (n, width); or of each sequence its tokens' states
@@ -61,7 +62,7 @@ class EmbeddingStore:
     """
 
     def __init__(
-        self, cache_dir: Path | str, key: dict[str, Any], max_residues: int | None = None, overlap: int | None = None
+        self, cache_dir: Path | str, key: Json, max_residues: int | None = None, overlap: int | None = None
     ) -> None:
         self.key = key
         self.max_residues = max_residues
@@ -264,9 +265,7 @@ def find_not_finite(embeddings: Embeddings) -> list[int]:
 
 def name_sequences(sequences: Sequence[str]) -> str:
     """Names the first few of them, shortened, with their lengths."""
-    shown = [f"{s if len(s) <= 40 else s[:40] + '...'} ({len(s)} residues)" for s in sequences[:SHOWN]]
-    more = len(sequences) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return list_some([f"{s if len(s) <= 40 else s[:40] + '...'} ({len(s)} residues)" for s in sequences], SHOWN)
 
 
 def refuse_not_finite(sequences: Sequence[str], embeddings: Embeddings, what: str) -> None:

@@ -79,7 +79,7 @@ class VectorFile:
 
     Raises:
         ArgumentError: not a format that is read.
-        DataError: it is damaged, or holds no vectors.
+        DataError: it is not there, damaged, or holds no vectors.
         MissingDependencyError: HDF5 without h5py.
 
     Cost: opening lists names; a Parquet file is read into memory.
@@ -90,8 +90,6 @@ class VectorFile:
         reader = READERS.get(self.path.suffix.lower())
         if reader is None:
             raise ArgumentError(f"--embeddings {path}: files that are read end in {', '.join(READERS)}.")
-        if not self.path.is_file():
-            raise ArgumentError(f"--embeddings {path}: there is no such file.")
         try:
             self._arrays = reader(self.path)
             self.width = int(self._arrays[next(iter(self._arrays))].shape[-1])
@@ -118,8 +116,8 @@ class VectorFile:
     @cached_property
     def _originals(self) -> dict[str, str]:
         """Names by the id that each had where an HDF5 file was made. Cost: 50 us each."""
-        attributes = {name: getattr(self._arrays[name], "attrs", {}) for name in self._known}
-        return {str(found[ORIGINAL]): name for name, found in attributes.items() if ORIGINAL in found}
+        found = ((getattr(self._arrays[name], "attrs", {}).get(ORIGINAL), name) for name in self._known)
+        return {str(identity): name for identity, name in found if identity is not None}
 
     def bind(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..files import Facts, Json
 from ..labels import show_names
 from .metrics.arrays import Array, FloatArray, IntArray, as_column, as_pair, count_not_finite
 from .metrics.rows import MetricValue
@@ -17,7 +18,7 @@ NEAR_CONSTANT = "close to a constant"
 FEW_DISTINCT_SHARE = 0.01
 FEW_DISTINCT_OF_REFERENCES = 0.1
 BLOCK_SHARE = 0.05  # of rows that share one value: a detection limit or a default rather than a measurement
-Examined = tuple[dict[str, Any], dict[str, str]]  # a report, and alarms by what they are about
+Examined = tuple[Json, dict[str, str]]  # a report, and alarms by what they are about
 
 SIMPLE_STEP = 0.25  # multiples of it are bfloat16 numbers anyway, so they say nothing about rounding
 
@@ -54,7 +55,7 @@ def examine_numbers(predictions: Any, references: Any) -> Examined:
     }
 
 
-def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> dict[str, Any]:
+def label_audit(labels: Any, bounds: Sequence[int] | Any | None = None) -> Json:
     """Says what the labels hold: range, ties, censored rows, blocks like detection limits, units that are off.
 
     Args:
@@ -128,7 +129,7 @@ def _looks_bfloat16(values: FloatArray) -> bool | None:
     return bool(np.all(as_float32 == values) and np.all(as_float32.view(np.uint32) & 0xFFFF == 0))
 
 
-def _collapse_alarms(report: Mapping[str, Any], num_rows: int, of_references: int) -> dict[str, str]:
+def _collapse_alarms(report: Facts, num_rows: int, of_references: int) -> dict[str, str]:
     distinct = report["num_distinct"]
     constant = report["reference_std"]
     value = report["most_frequent_value"]
@@ -172,7 +173,7 @@ def examine_probabilities(
         counted: of classes how often each is the label, and how often it is predicted.
     """
     num = len(values)
-    report: dict[str, Any] = {
+    report: Json = {
         "n": num,
         "log_loss": loss.known,
         "reference_log_loss": constant.known,
@@ -232,10 +233,10 @@ def _label_alarms(values: FloatArray, sides: FloatArray) -> list[str]:
     return alarms
 
 
-def _describe(values: FloatArray, num_rows: int) -> dict[str, Any]:
+def _describe(values: FloatArray, num_rows: int) -> Json:
     """Describes range, std and ties of the finite ones of `num_rows` numbers; None where there are none."""
     if not len(values):
-        nothing: dict[str, Any] = dict.fromkeys(_describe(np.zeros(1), 1))
+        nothing: Json = dict.fromkeys(_describe(np.zeros(1), 1))
         return {**nothing, "n": num_rows, "num_distinct": 0}
     distinct, counts = np.unique(values, return_counts=True)
     shares = counts / len(values)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
+from ..files import Facts, Json
 from ..labels import KINDS, LabelKind, Number
 from ..text import metric_name
 from .comparison import PairedComparison, check_comparison, compare_rows
@@ -48,9 +48,9 @@ class Verdict:
     outcome: Outcome
     num_rows: int
     baseline: str | None = None
-    comparison: dict[str, Any] | None = None
+    comparison: Json | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         """Returns a JSON-able dictionary."""
         return asdict(self)
 
@@ -147,7 +147,7 @@ class Case:
 
 def make_case(
     labels: Any,
-    predictions: Mapping[str, Any],
+    predictions: Facts,
     metric: str,
     kind: LabelKind | None,
     options: Any,

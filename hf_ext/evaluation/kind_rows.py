@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DataError
+from ..files import Facts, Json
 from ..labels import UNKNOWN, LabelKind, Outputs
 from .alarms import Examined
 from .metrics.arrays import Array, FloatArray, IntArray, to_numpy
@@ -91,7 +92,7 @@ class KindRows:
         """Returns the metrics of final scores, with groups or without."""
         return (*self.names, *self.of_groups) if has_groups else self.names
 
-    def shown(self, scores: Mapping[str, Any]) -> Sequence[str]:
+    def shown(self, scores: Facts) -> Sequence[str]:
         """Returns the metrics among `scores` that a screen has room for."""
         return self.first or [*scores][:MAX_SHOWN]
 
@@ -158,15 +159,15 @@ class KindRows:
         """Says whether what an evaluation has is of this kind."""
         return True
 
-    def audit(self, rows: Dataset, bounds: IntArray | None) -> dict[str, Any]:
+    def audit(self, rows: Dataset, bounds: IntArray | None) -> Json:
         """Returns what the labels of a split, whose `read_bounds` these are, hold, JSON-able, with `alarms`."""
         return {**self.kind.facts_of(rows), "alarms": []}
 
-    def describe_audit(self, audit: Mapping[str, Any]) -> str:
+    def describe_audit(self, audit: Facts) -> str:
         """Returns the same in words, for a log."""
         return self.kind.describe_facts(audit)
 
-    def score_classes(self, predictions: Array, labels: Array) -> dict[str, dict[str, Any]]:
+    def score_classes(self, predictions: Array, labels: Array) -> dict[str, Json]:
         """Returns of each class or label how many rows or residues have it (`support`), precision, recall and F1.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,8 @@ from .metrics.classes import (
     Classification,
     Multilabel,
 )
-from .metrics.rows import (
-    Rows,
-)
+from .metrics.rows import Rows
 from .number_kinds import NumberRows, NumbersRows, ResidueNumberRows
-
-if TYPE_CHECKING:
-    pass
 
 MAX_RANKED = 1_000  # labels
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import Facts, Json
 from ..labels import Outputs
 from ..text import format_cell
 from .alarms import Examined, examine_numbers, label_audit
@@ -90,10 +90,10 @@ class NumberRows(KindRows):
             return False
         return len(columns[0]) == len(columns[1]) and len(np.unique(columns[1])) > 2
 
-    def audit(self, rows: Dataset, bounds: IntArray | None) -> dict[str, Any]:
+    def audit(self, rows: Dataset, bounds: IntArray | None) -> Json:
         return label_audit(rows["label"][:], bounds)
 
-    def describe_audit(self, audit: Mapping[str, Any]) -> str:
+    def describe_audit(self, audit: Facts) -> str:
         low, high, mean, deviation = (format_cell(audit[name]) for name in ("min", "max", "mean", "std"))
         return f"{low} to {high}, mean {mean}, deviation {deviation}"
 

@@ -6,10 +6,11 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..arguments import name_nearest
 from ..errors import ArgumentError, RequirementsFailed
+from ..files import Facts, Json
 from ..labels import NUMBER
 from ..reporting import REQUIRED_HEADERS, required_rows
 from ..text import format_cell, format_table, is_finite, less_is_better
@@ -17,7 +18,7 @@ from .metrics.rows import THRESHOLD_METRICS
 
 # A requirement beside what there is, as results hold it: `metric`, `expected` and `actual` as text, `value` (None, and
 # not passed, where it is NaN), `passed`.
-Checked = dict[str, Any]
+Checked = Json
 SPEED = {"speed": "train_batches_per_s"}  # what may be required of training itself -> as the run logs it
 HOLDS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _FORM = re.compile(rf"([^\s<>=]+)\s*(>=|<=|>|<)\s*({NUMBER})").fullmatch
@@ -70,7 +71,7 @@ def parse_requirements(texts: Sequence[str], known: Sequence[str], trains: bool 
     return found
 
 
-def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str, Any]) -> list[Checked]:
+def check_requirements(requirements: Sequence[Requirement], scores: Facts) -> list[Checked]:
     """Holds requirements against `scores`, metric -> `Score` or number; a score that is missing has no value.
 
     Of a run that trained, they hold its metrics too, as Trainer logged them.
@@ -78,7 +79,7 @@ def check_requirements(requirements: Sequence[Requirement], scores: Mapping[str,
     checked: list[Checked] = []
     for one in requirements:
         score = scores.get(SPEED.get(one.metric, one.metric))
-        entry: Mapping[str, Any] = score if isinstance(score, Mapping) else {"value": score}
+        entry: Facts = score if isinstance(score, Mapping) else {"value": score}
         value = float(entry["value"]) if is_finite(entry.get("value")) else None
         passed = False
         actual = f"undefined ({entry['undefined']})" if entry.get("undefined") else "undefined"

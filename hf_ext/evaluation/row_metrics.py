@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data import column_names, has_numbered_rows, read_columns
+from ..data import column_names, has_numbered_rows, read_column
 from ..errors import ArgumentError, DataError
 from ..labels import LabelKind, Number
 from .kind_rows import KindRows
@@ -161,7 +161,7 @@ def choose_rows(dataset: Any, *, size: int | float, group_column: str | None = N
     names = column_names(table)
     if group_column is not None and group_column not in names:
         raise DataError(f"group_column={group_column!r}: the evaluation set has {', '.join(names) or 'no columns'}.")
-    groups = None if group_column is None else [value for (value,) in read_columns(table, [group_column])]
+    groups = None if group_column is None else read_column(table, group_column)
     labels = _read_labels(table)
     rows = choose_subset(np.zeros(len(table)) if labels is None else labels, groups, size=size, seed=seed)
     return ChosenRows(rows, len(table), [table[i] for i in rows] if is_stream else None)
@@ -242,7 +242,7 @@ def _read_labels(dataset: Any) -> list[Any] | None:
     None without a column of one per row, as labels of tokens are.
     """
     name = next((name for name in LABEL_COLUMNS if name in column_names(dataset)), None)
-    values = [] if name is None else [value for (value,) in read_columns(dataset, [name])]
+    values = [] if name is None else read_column(dataset, name)
     if not values or any(to_numpy(value).size != 1 for value in values):
         return None
     return [to_numpy(value).reshape(-1).tolist()[0] for value in values]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from ..files import Facts, Json
 from .comparison import PairedComparison, check_comparison, compare_rows
 from .kinds import rows_for
 from .metrics.arrays import FloatArray, as_column, as_pair
@@ -35,7 +36,7 @@ class StoppingDecision:
     is_warmup: bool
     should_stop: bool
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         """Returns the decision with its intervals, JSON-able."""
         both = {name: getattr(self, name) for name in ("against_best", "against_recent")}
         return {
@@ -160,7 +161,7 @@ class StoppingRule:
         second = self._rows(predicted, self.labels)
         return compare_rows(first, second, self.metric, **self._options)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         """Returns what a resumed run needs: plain values, and (n,) float64 arrays of best and recent predictions."""
         return {
             "scored": self._scored,
@@ -170,7 +171,7 @@ class StoppingRule:
             "num_without_improvement": self.num_without_improvement,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+    def load_state_dict(self, state: Facts) -> bool:
         """Continues from `state_dict()`, and returns True; False, and nothing is changed, where it is of another metric
         or of other labels. Patience, warm-up and `min_delta` may differ."""
         if state.get("scored") != self._scored:

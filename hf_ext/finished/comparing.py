@@ -33,6 +33,7 @@ from ..evaluation import (
     group_facts,
     judge_pair,
 )
+from ..files import Json
 from ..labels import LABEL, LabelKind
 from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, scored_names
 from ..reporting import Facts, read_run
@@ -109,11 +110,9 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     settings_of_run = run.record.settings
     if run.record.task != "affinity":
         raise ArgumentError(f"--test_of {folder}: give the output folder of a run of hf-ext train.")
-    for name in ("sequence_columns", "missing_chains", "label_column", "group_column"):
+    given = ("sequence_columns", "missing_chains", "numeric_columns", "category_columns", "id_column")
+    for name in (*given, "label_column", "group_column"):
         setattr(args, name, settings_of_run[name])
-    args.id_column = settings_of_run.get("id_column")
-    for name in ("numeric_columns", "category_columns"):
-        setattr(args, name, settings_of_run.get(name) or [])
     for name in ("binder_threshold", "seed"):
         if name not in explicit:
             setattr(settings, name, settings_of_run[name])
@@ -158,7 +157,7 @@ def compare(
     metric: str = "rmse",
     requirements: Sequence[Requirement] = (),
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Json:
     """Scores predictions as the report of a run does, and compares all with the first.
 
     Args:
@@ -186,11 +185,11 @@ def compare(
     scores = compared.score(rows.group_names)
     options = compared.options
 
-    def differ(after: Any) -> dict[str, Any]:
+    def differ(after: Any) -> Json:
         names = scored_names(kind, rows.threshold, has_groups=False)
         return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in names}
 
-    def judge(name: str) -> dict[str, Any]:
+    def judge(name: str) -> Json:
         pair = predictions[first], predictions[name]
         return judge_pair(labels, *pair, names=(first, name), metric=metric, bounds=bounds, **options).as_dict()
 

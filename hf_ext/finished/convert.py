@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from ..arguments import parse_command
-from ..checkpoints import check_finite, name_some
+from ..checkpoints import check_finite
 from ..data import DataArguments
 from ..errors import ArgumentError, CheckpointError
+from ..labels import list_some
 from ..models import AffinityModel, build_config
 from ..property import AffinityArguments, build_collator, model_settings, read_towers, resolve_training
 from ..speedups import lora_settings
@@ -67,8 +68,8 @@ def convert(
     missing = [name for name in missing if name not in _STANDARDISATION]
     if missing or unexpected:
         raise CheckpointError(
-            f"{old} does not fit this model; nothing was written.\n  missing: {name_some(missing)}\n  not in this "
-            f"model: {name_some(unexpected)}\n--rename OLD=NEW changes the beginning of names, --drop PREFIX leaves "
+            f"{old} does not fit this model; nothing was written.\n  missing: {list_some(missing)}\n  not in this "
+            f"model: {list_some(unexpected)}\n--rename OLD=NEW changes the beginning of names, --drop PREFIX leaves "
             "entries out. Frozen encoders are named by an affinity model, not stored in it: drop them, unless they "
             "were trained; then give a file whose towers train (tower_training: full)."
         )

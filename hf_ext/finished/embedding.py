@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -21,13 +21,12 @@ from ..data import (
     check_inputs,
     load_sequences,
     peek_columns,
-    read_columns,
 )
-from ..embeddings import WRITERS, EmbeddingStore, factorize, file_name, hash_sequence, join_parts
+from ..embeddings import WRITERS, EmbeddingStore, file_name, find_inputs, hash_sequence
 from ..errors import ArgumentError, CacheError, DataError
 from ..files import free_bytes, remove_folder, replacing, used_bytes
 from ..labels import ResidueNumbers
-from ..models import AffinityModel, fingerprint_weights
+from ..models import AffinityModel, fingerprint_weights, has_adapters
 from ..property import (
     AffinityArguments,
     EmbedArguments,
@@ -59,22 +58,27 @@ def embed(
     files = [*peek_columns(reading.dataset_name).values()]
     if files and all("id" in names for names in files):
         reading.id_column = reading.id_column or "id"
-    own.sequence_columns = columns_of(collator)
     reading.too_long = collator.too_long
-    data_args = DataArguments(
-        **vars(reading), sequence_columns=own.sequence_columns, missing_chains=collator.missing_chains
-    )
+    data_args = collator.make_arguments(**vars(reading))
+    own.sequence_columns = data_args.sequence_columns
     loaded = load_sequences(data_args, rejected=find_rejected(output, reading.bad_rows))
-    names, identities, rows = _name_rows(own, loaded.table, reading.id_column)
-    table = loaded.table.select(rows)
+    row_of, identities = _name_rows(own, loaded.table, reading.id_column)
+    table = loaded.table.select([*row_of.values()])
     checked = check_inputs(collator, {"rows": table}, reading.dataset_name)
-    optional = collator.optional_inputs
-    distinct = {
-        name: factorize(read_columns(table, columns), name in optional)[1] for name, columns in collator.columns.items()
-    }
-    inputs = {name: [*map(join_parts, found)] for name, found in distinct.items()}
+    inputs = {name: find_inputs(table, collator, name)[1] for name in collator.columns}
     parts = Path(args.embedding_cache_dir).expanduser()
-    sizes = _measure(own, sum(model.embedding_sizes.values()), table, inputs, output, parts)
+    lengths = [*map(len, chain(*inputs.values()))]
+    width = sum(model.embedding_sizes.values())
+    number = sum(lengths) if own.per == "residue" else max(len(lengths), len(table))
+    num_bytes = number * width * getattr(torch, own.dtype).itemsize * (1 + bool(output.suffix))
+    free = free_bytes(output.parent) + used_bytes(parts)
+    if num_bytes > free:
+        told = f"{storage(num_bytes)} are needed for it and its parts, and {storage(free)} are free"
+        raise CacheError(f"{output}: {told}. Free some, or give --dtype float16.")
+    sizes = (
+        f"{len(table):,} rows, {len(lengths):,} distinct sequences, {sum(lengths):,} residues; {width:,} numbers each: "
+        f"{storage(num_bytes)} in {output} and its parts."
+    )
     for line in (*loaded.report["notes"], *describe_inputs(checked), sizes):
         log.info(line)
     if own.dry_run:
@@ -87,10 +91,10 @@ def embed(
         if trainer.is_world_process_zero() and output.suffix:
             vectors = _read_rows(trainer, table, stores, own)
             with replacing(output) as draft:
-                WRITERS[output.suffix.lower()](draft, zip(names, identities, vectors))
+                WRITERS[output.suffix.lower()](draft, zip(row_of, identities, vectors))
             if not keeps_parts:
                 remove_folder(parts)
-        log.info("%d vectors in %s", len(names), output)
+        log.info("%d vectors in %s", len(row_of), output)
         trainer.end()
 
 
@@ -103,7 +107,13 @@ def _open(
         model = load_model(folder)
         if model.config.reads_vectors:
             raise ArgumentError(f"--model {own.model}: it reads vectors of a file, and has no encoder.")
-        _freeze(model, folder)
+        if has_adapters(model):
+            model.merge_adapters()
+        for index, spec in enumerate(model.config.encoder_specs):
+            if spec.training != "frozen":  # known by the weights in the folder from here on
+                known = fingerprint_weights(str(folder), None)
+                model.config.encoders[index] |= {"training": "frozen", "fingerprint": known}
+                model.config.save_full = True  # they are in memory, and nowhere else
         collator = SequenceCollator.from_pretrained(folder)
         collator.numbers = NumberColumns()  # of sequences alone
         collator.resolve_long(reading.too_long, reading.max_residues)
@@ -129,53 +139,20 @@ def _open(
     return model, collator
 
 
-def _freeze(model: AffinityModel, folder: Path) -> None:
-    """Takes encoders that trained for frozen ones, known by the weights in `folder`; LoRA adapters are merged in."""
-    trained = [index for index, spec in enumerate(model.config.encoder_specs) if spec.training != "frozen"]
-    if any(model.config.encoders[index]["lora"] for index in trained):
-        model.merge_adapters()
-    for index in trained:
-        known = {"training": "frozen", "fingerprint": fingerprint_weights(str(folder), None)}
-        model.config.encoders[index] = {**model.config.encoders[index], **known}
-        model.config.save_full = True  # they are in memory, and nowhere else
-
-
-def _name_rows(own: EmbedArguments, table: Dataset, id_column: str | None) -> tuple[list[str], list[str], list[int]]:
-    """Names rows for the file, each name once: names, ids or rows in their own file, and the numbers of these rows."""
+def _name_rows(own: EmbedArguments, table: Dataset, id_column: str | None) -> tuple[dict[str, int], list[str]]:
+    """Names rows for the file, each name once: names with the numbers of these rows, and their ids or source rows."""
     identities = [str(cell or "") for cell in table[id_column or SOURCE_ROW][:]]
     is_by_id = own.names == "id" or (own.names == "auto" and id_column is not None)
     if not is_by_id and len(own.sequence_columns) > 1:
         raise ArgumentError("Rows of several sequences have no hash: name them with --id_column.")
     names = [*map(file_name, identities)] if is_by_id else [*map(hash_sequence, table[own.sequence_columns[0]][:])]
-    first = {name: row for row, name in reversed([*enumerate(names)])}
+    first: dict[str, int] = {}
+    for row, name in enumerate(names):
+        first.setdefault(name, row)
     if is_by_id and (id_column is None or len(first) < len(names) or "" in first):
         told = f"--id_column {id_column}: ids have to name rows, and none is empty or there twice (/ counts as _)"
         raise DataError(f"{told}. Give another column, or --names hash.")
-    rows = sorted(first.values())
-    return [names[row] for row in rows], [identities[row] for row in rows], rows
-
-
-def _measure(
-    own: EmbedArguments, width: int, table: Dataset, inputs: Mapping[str, Sequence[str]], output: Path, parts: Path
-) -> str:
-    """Describes how many sequences, residues and bytes it is, in a sentence; refuses where the disk lacks them."""
-    lengths = [*map(len, chain(*inputs.values()))]
-    size = width * getattr(torch, own.dtype).itemsize
-    if own.per == "residue":
-        stored = sum(lengths) * size
-        written = sum(map(len, table[own.sequence_columns[0]][:])) * size
-    else:
-        stored = len(lengths) * width * 4
-        written = len(table) * size
-    written *= bool(output.suffix)  # a folder has nothing but its parts
-    free = free_bytes(output.parent) + used_bytes(parts)
-    if stored + written > free:
-        needed = f"{storage(stored + written)} are needed for it and its parts, and {storage(free)} are free"
-        raise CacheError(f"{output}: {needed}. Free some, or give --dtype float16.")
-    return (
-        f"{len(table):,} rows, {len(lengths):,} distinct sequences, {sum(lengths):,} residues; {width:,} numbers each: "
-        f"{storage(written)} in {output}, {storage(stored)} in {parts}."
-    )
+    return first, [identities[row] for row in first.values()]
 
 
 def _read_rows(

@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from ..arguments import PredictingArguments, parse_command
 from ..data import DataArguments, LabelledArguments
 from ..errors import ArgumentError
+from ..files import Json
 from ..property import EvaluateArguments
 from ..startup import quick_imports
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+def main(argv: Sequence[str] | None = None) -> Json:
     """Scores all models on the same rows; returns what the JSON holds.
 
     Raises:

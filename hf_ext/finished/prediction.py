@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,14 @@ def predict_table(
     for config in configs:
         check_ranking(own, explicit, config, reading.streaming)
     added = [SOURCE_ROW, *kind.prediction_names, STD, LOW, HIGH, *([RANK, ACQUISITION] if own.rank else [])]
+    if own.interval is not None:
+        stored = [config.prediction_intervals for config in configs]
+        reach = sum(half_width(one, own.interval) for one in stored) / len(stored)
+        times = " times prediction_std" if stored[0].get("times_std") else ""
+        log.info("Intervals are the prediction +- %.4g%s, from %s.", reach, times, describe_basis(stored[0]))
     if own.keep_columns and not reading.streaming:
         for path, names in peek_columns(reading.dataset_name).items():
             refuse_added(path, names, added)
-    if own.interval is not None:
-        log.info(_describe_interval(configs, own.interval))
     collator = SequenceCollator.from_pretrained(folder)
     reading.too_long = reading.too_long or collator.too_long
     collator.resolve_long(reading.too_long, reading.max_residues)
@@ -82,7 +85,7 @@ def predict_table(
     rows = loaded.table
     as_read = loaded.as_read
     if as_read is not None:
-        refuse_added(str(reading.dataset_name), as_read.column_names, added)  # those of the Hub are known now
+        refuse_added(reading.dataset_name, as_read.column_names, added)  # those of the Hub are known now
     bind_vectors(model, own.embeddings, {"rows": rows}, data_args)
     checked = check_inputs(collator, {"rows": rows}, reading.dataset_name)
     for line in (*loaded.report["notes"], *describe_inputs(checked)):
@@ -121,11 +124,3 @@ def predict_table(
     log.info("%d predictions in %s", own.rank or len(predicted), output)
     trainer.end()
     return output
-
-
-def _describe_interval(configs: Sequence[Any], level: float) -> str:
-    """Describes how wide intervals are, of several models on average, and what they rest on."""
-    stored = [config.prediction_intervals for config in configs]
-    reach = float(np.mean([half_width(one, level) for one in stored]))
-    times = " times prediction_std" if stored[0].get("times_std") else ""
-    return f"Intervals are the prediction +- {reach:.4g}{times}, from {describe_basis(stored[0])}."

@@ -15,7 +15,6 @@ from ..checkpoints import find_members, make_folder
 from ..data import DataArguments, SequenceCollator, TooLong, check_columns, check_inputs, column_names
 from ..errors import ArgumentError
 from ..evaluation import unpack_labelled
-from ..files import parse_json
 from ..labels import LABEL, LabelKind, average
 from ..property import (
     EvaluateArguments,
@@ -25,7 +24,7 @@ from ..property import (
     predicting,
     read_predictions,
 )
-from ..reporting import RunRecord, describe_inputs, from_json
+from ..reporting import RunRecord, describe_inputs, from_json, read_object
 from ..text import LOGGER
 from ..training_args import FastTrainingArguments
 from .comparing import LabelledRows
@@ -50,7 +49,7 @@ class ScoredModel:
     @property
     def is_scale_free(self) -> bool:
         """Whether it predicts an order only (a ranking loss)."""
-        return any(read_json(one / "config.json").get("loss") == "ranking" for one in self.members)
+        return any(read_object(one / "config.json").get("loss") == "ranking" for one in self.members)
 
     @property
     def kind(self) -> LabelKind | None:
@@ -170,7 +169,7 @@ def take_from_training(
     data_args.numeric_columns = [*dict.fromkeys(name for one in collators for name in one.numbers.numeric)]
     data_args.category_columns = [*dict.fromkeys(name for one in collators for name in one.numbers.categories)]
     files = (one.path / "all_results.json" for one in models)
-    settings = next(filter(None, (from_json(RunRecord, read_json(file), file).settings for file in files)), {})
+    settings = next(filter(None, (from_json(RunRecord, read_object(file), file).settings for file in files)), {})
     taken = []
     for name, owner in (("label_column", data_args), ("binder_threshold", own)):
         value = settings.get(name)
@@ -186,16 +185,7 @@ def find_output(name: str | None) -> Path | None:
     if name is None:
         return None
     path = Path(name).expanduser()
-    if path.exists() and read_json(path).get("task") != "evaluation":
+    if path.exists() and (path.is_dir() or b'"task": "evaluation"' not in path.read_bytes()):
         raise ArgumentError(f"--output {name!r} is there and was not written by hf-ext evaluate. Name another file.")
     make_folder(path.parent, "--output")
     return path
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file; nothing where it is no JSON object."""
-    try:
-        found = parse_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

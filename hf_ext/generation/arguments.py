@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..arguments import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges, option
 from ..errors import ArgumentError
-from ..files import parse_json
+from ..files import Json, parse_json
 from ..models import GENERATOR_RANGES
 from .judging.discriminator import THRESHOLD
 from .sampling import RANGES, TEMPERATURE
@@ -114,7 +114,7 @@ class GeneratorArguments(WritingArguments):
     )
     num_reproduced: int = option(100, "Training antigens for which greedy decoding should reproduce the antibody.")
     affinity_threshold: float = option(THRESHOLD, "Outputs that the discriminator predicts at or above it are counted.")
-    gates: dict[str, Any] | str | None = option(
+    gates: Json | str | None = option(
         None,
         "Thresholds of your own, by name: a table in YAML (gates: {valid: 0.9}), JSON on the command line. "
         + describe_gates(),
@@ -161,7 +161,7 @@ class GeneratorArguments(WritingArguments):
         return thresholds
 
     @property
-    def decoding(self) -> dict[str, Any]:
+    def decoding(self) -> Json:
         """How what is judged is written, for `sample_pairs`."""
         return {"temperature": self.temperature, "top_p": self.top_p}
 

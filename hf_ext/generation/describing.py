@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ..evaluation import MODEL
-from ..files import Facts
+from ..files import Facts, Json
 from ..reporting import (
     PLACEHOLDER,
     Block,
@@ -154,7 +153,7 @@ def _loading() -> list[Block]:
     return [Code("\n".join(lines), "python"), Text(text), Code(command)]
 
 
-def _bases(settings: Facts) -> list[dict[str, Any]]:
+def _bases(settings: Facts) -> list[Json]:
     """Returns the pretrained encoder of antigens."""
     name = settings["antigen_encoder"]
     revision = settings["antigen_encoder_revision"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..evaluation import (
     score_mean,
     unpack_labelled,
 )
+from ..files import Facts, Json
 from ..text import format_cell, share
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def fit_intervals(
     groups: ResamplingGroups | None,
     predicted: Any = None,
     stds: FloatArray | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Gives `trainer.model` the half widths of its prediction intervals, by split conformal prediction.
 
     What they rest on is how far predictions are from the labels of validation rows. The best checkpoint was chosen on
@@ -69,7 +69,7 @@ def fit_intervals(
 
 def _fit(
     trainer: FastTrainer, rows: Any, groups: ResamplingGroups | None, predicted: Any, stds: FloatArray | None
-) -> dict[str, Any]:
+) -> Json:
     if reason := trainer.model.config.kind.why_no_intervals:
         return {"reason": reason}
     if trainer.model.config.loss == "ranking":
@@ -176,7 +176,7 @@ def conformal_half_widths(
     return np.append(errors[order], np.inf)[place]
 
 
-def half_width(stored: Mapping[str, Any] | None, level: float, stds: FloatArray | float | None = 1.0) -> Any:
+def half_width(stored: Facts | None, level: float, stds: FloatArray | float | None = 1.0) -> Any:
     """Returns half the width of an interval around a prediction, label units: of all rows, or if
     `stored["times_std"]` in proportion to `stds`, of each.
 
@@ -216,20 +216,20 @@ def least_groups(level: float) -> int:
     return math.ceil(level / (1 - level) - 1e-9)
 
 
-def describe_basis(stored: Mapping[str, Any]) -> str:
+def describe_basis(stored: Facts) -> str:
     """Describes 120 validation rows; or 12 values of heavy in 120 validation rows."""
     rows = f"{stored['num_rows']:,} validation rows" + (" with exact labels" if stored.get("num_limits") else "")
     return rows if stored.get("unit") is None else f"{stored['num_units']:,} values of {stored['unit']} in {rows}"
 
 
 def score_intervals(
-    stored: Mapping[str, Any],
+    stored: Facts,
     predictions: np.ndarray,
     labels: np.ndarray,
     rows: Any,
     groups: ResamplingGroups | None,
     stds: FloatArray | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Scores intervals: which share of test rows they hold.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..checkpoints import CheckpointStore, find_model
 from ..data import FloatArray, batches_by_tokens, draw_rows, join_windows, label_array, read_columns
 from ..embeddings import factorize, take_rows
 from ..evaluation import ResamplingGroups, compare_paired
+from ..files import Facts, Json
 from ..hardware import detect_hardware
 from ..labels import LabelKind
 from ..models import (
@@ -46,7 +47,7 @@ MAX_CLASSES = 64  # that are compared
 CONSTANT_STD = 1e-6  # a standard deviation below it is rounding
 
 
-def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[str]) -> dict[str, Any]:
+def find_known_layers(args: ModelArguments, training: Any, explicit: Collection[str]) -> Json:
     """Finds what an earlier run chose: of the checkpoint that this run goes on from, else of `--init_head_from`.
 
     Args:
@@ -83,11 +84,11 @@ def why_last(args: ModelArguments, training: Any, is_stream: bool, kind: LabelKi
 def choose_layers(
     model: AffinityModel,
     collator: Any,
-    splits: Mapping[str, Any],
+    splits: Facts,
     groups: Groups,
     args: Any,
     known: dict[Any, Any] | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Sets the layer that is read of each encoder whose inputs vary, one encoder after the other.
 
     Up to `NUM_LAYERS` layers are compared by networks with one random hidden layer on the embeddings of all inputs: by
@@ -258,7 +259,7 @@ def _predict_unseen(
     return predicted[np.argmin(errors)]
 
 
-def describe_layers(facts: Mapping[str, Any]) -> list[str]:
+def describe_layers(facts: Facts) -> list[str]:
     """Describes for each encoder, in a sentence, which layer is read, and why."""
     sentences = []
     for found in facts.get("encoders", ()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from transformers.utils import CONFIG_NAME
 
@@ -19,9 +19,6 @@ from ..models import (
 )
 from ..pretrained import reading
 from ..training_args import FastTrainingArguments
-
-if TYPE_CHECKING:
-    pass
 
 AUTO: Head = "auto"
 PLAIN: Head = "mlp"

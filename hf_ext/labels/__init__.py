@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         check_number,
         drop_zeros,
         is_missing,
+        list_some,
         shorten,
         show_names,
         write_name,

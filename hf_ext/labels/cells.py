@@ -18,7 +18,6 @@ NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 MAX_ABS_LABEL = 1e30  # squared error of larger ones overflows float32
 SIGNS = {"<": -1, "<=": -1, ">": 1, ">=": 1, "=": 0}
 NOT_KNOWN = ("?", "X", "x", str(UNKNOWN))  # of a residue
-MAX_NAMED = 5
 SEPARATOR = ";"  # between the labels of a cell
 NO_LABEL = "-"  # a cell without any of the labels, or a residue whose label is not known beside digits
 JOINTS = "|/,"  # separate labels where what they join are names
@@ -65,10 +64,15 @@ def shorten(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def show_names(names: Sequence[str]) -> str:
+def list_some(names: Sequence[str], most: int = 5) -> str:
     """Names the first, and says how many more there are."""
-    more = len(names) - MAX_NAMED
-    return ", ".join(map(shorten, names[:MAX_NAMED])) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def show_names(names: Sequence[str]) -> str:
+    """Names the first in short."""
+    return list_some([*map(shorten, names)])
 
 
 def write_name(cell: object) -> str:

@@ -21,6 +21,7 @@ from .cells import (
     is_missing,
     is_number,
     join_decimals,
+    list_some,
     order_names,
     read_list,
     shorten,
@@ -172,10 +173,9 @@ class NamedKind(LabelKind):
 
     def describe_facts(self, facts: Mapping[str, Any]) -> str:
         counts = Counter(facts["counts"]).most_common()
-        shown = ", ".join(f"{shorten(name)} in {num:,}" for name, num in counts[:5])
-        more = f" and {len(counts) - 5:,} more" if len(counts) > 5 else ""
+        shown = list_some([f"{shorten(name)} in {num:,}" for name, num in counts])
         unknown = f"; {facts['num_unknown']:,} not known" if facts["num_unknown"] else ""
-        return f"{shown}{more}, of {facts['n']:,} {self.counted}{unknown}"
+        return f"{shown}, of {facts['n']:,} {self.counted}{unknown}"
 
     def why_useless(self, facts: Mapping[str, Any]) -> str:
         present = [name for name, num in facts["counts"].items() if num]

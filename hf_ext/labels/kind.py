@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArgumentError, DataError
+from ..files import Json
 from .cells import UNKNOWN, Checked
 from .columns import LabelTable, Read, RowError
 from .outputs import Array, BoolArray, FloatArray, IntArray, KindOutputs, Outputs
@@ -111,12 +112,12 @@ class LabelKind(KindOutputs):
 
     # As stored.
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns what `kind_from_state` reads, JSON-able."""
         return {"task": self.task, "columns": [*self.columns], "names": [*self.names]}
 
     @property
-    def stored(self) -> dict[str, Any] | None:
+    def stored(self) -> Json | None:
         """Returns the state in a model's configuration; None of what a model predicts that says nothing."""
         return self.state()
 
@@ -213,13 +214,13 @@ class LabelKind(KindOutputs):
         """Returns the metrics that a report shows first: the verdict's, and the first of those that were `scored`."""
         return [decided_by, *scored[:1]]
 
-    def facts_of(self, rows: Dataset) -> dict[str, Any]:
+    def facts_of(self, rows: Dataset) -> Json:
         """Returns what the labels of a split hold, JSON-able; `rows`: a `datasets.Dataset`. See `facts`."""
         column = rows.with_format("arrow")[:]["label"].combine_chunks()
         values = column.flatten() if pa.types.is_list(column.type) else column
         return self.facts(values.to_numpy(zero_copy_only=False).reshape(-1, *self.label_shape))
 
-    def facts(self, labels: Array) -> dict[str, Any]:
+    def facts(self, labels: Array) -> Json:
         """Returns what these labels hold, JSON-able."""
         raise NotImplementedError
 

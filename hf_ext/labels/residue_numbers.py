@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .cells import (
-    UNKNOWN,
-    Checked,
-    is_missing,
-    is_unknown,
-    shorten,
-    split_items,
-)
+from .cells import UNKNOWN, Checked, is_missing, is_unknown, shorten, split_items
 from .columns import RowError
 from .kind import LabelKind
 from .number import Number

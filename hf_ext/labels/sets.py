@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError
+from ..files import Json
 from .cells import (
     JOINTS,
     NO_LABEL,
@@ -85,7 +86,7 @@ class SetKind(NamedKind):
     hub_name = "Labels of protein sequences, several at once"
     returns = "the names of a row's labels; predict_proba returns the probability of each"
 
-    def facts(self, labels: Array) -> dict[str, Any]:
+    def facts(self, labels: Array) -> Json:
         """Returns how many rows there are, and how many have each label.
 
         Args:
@@ -166,7 +167,7 @@ class LabelSets(SetKind):
                 return one._replace(value=[])
         return Checked(sorted({one.value for one in found}))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return super().state() | ({"hierarchy": self.hierarchy} if self.hierarchy else {})
 
     def find_names(
@@ -235,7 +236,7 @@ class LabelSets(SetKind):
     def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
         return [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
 
-    def facts_of(self, rows: Dataset) -> dict[str, Any]:
+    def facts_of(self, rows: Dataset) -> Json:
         column = rows.with_format("arrow")[:]["label"].combine_chunks()
         size = (len(column), self.num_outputs)
         counts = np.bincount(column.flatten(), minlength=size[1])

@@ -13,7 +13,6 @@ from ..arguments import (
     check_choices,
     check_ranges,
     option,
-    ranges_in_types,
 )
 from ..errors import ArgumentError
 
@@ -126,7 +125,7 @@ class ModelArguments:
                 f"--head_sizes {' '.join(map(str, self.head_sizes))}: a hidden layer of 0 units lets nothing through. "
                 "For a head without hidden layers, a linear one, write head_sizes: [] in the YAML file of --config."
             )
-        check_ranges(self, ranges_in_types(type(self)))
+        check_ranges(self)
         if self.layer not in (AUTO_LAYER, LAST_LAYER) and not self.layer_number:
             raise ArgumentError(f"--layer {self.layer}: give a number, from 1, {LAST_LAYER} or {AUTO_LAYER}.")
 

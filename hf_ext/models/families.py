@@ -7,11 +7,11 @@ weight and token forward, as many again for gradients of states and of weights, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import ArgumentError
+from ..files import Facts
 from ..hardware import Hardware
 from .configuration import Training
 
@@ -65,7 +65,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Encoder") -> None:
+def check_family(name_or_path: str, config: Facts, what: str = "Encoder") -> None:
     """Refuses a model of another type, whose layers were not tried here, and an ESM without a padding token.
 
     Raises:
@@ -83,7 +83,7 @@ def check_family(name_or_path: str, config: Mapping[str, Any], what: str = "Enco
     )
 
 
-def limit_of_positions(config: Mapping[str, Any]) -> int | None:
+def limit_of_positions(config: Facts) -> int | None:
     """Counts tokens, special ones included, for which a model has positions; None where they go by distance.
 
     Args:

@@ -17,7 +17,6 @@ Those of ESM C and ModernBERT divide; what the kind is for there is `eval_loss`,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 
 from .. import labels
 from ..errors import ArgumentError, DataError
+from ..files import Facts
 from ..labels import UNKNOWN, LabelKind
 from .kernels.replaced_forwards import has_forward_of, is_from
 from .regression_losses import regression_loss
@@ -108,7 +108,7 @@ class ClassLoss(NumberLoss):
         return logits
 
 
-def balanced_weights(kind: LabelKind, facts: Mapping[str, Any]) -> list[Any]:
+def balanced_weights(kind: LabelKind, facts: Facts) -> list[Any]:
     """Computes weights with which each class counts as much as others: one each; of several labels [lacking, having].
 
     A class of m of n labels weighs n / (k * m), where k classes occur, as `class_weight="balanced"` of scikit-learn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Literal
 
-from ..arguments import COUNT, FINITE, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option, ranges_in_types
+from ..arguments import COUNT, FINITE, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option
 from ..errors import ArgumentError
 from ..models import EMBEDDINGS, ModelArguments
 
@@ -93,7 +93,7 @@ class PredictArguments:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_ranges(self, ranges_in_types(PredictArguments))
+        check_ranges(self)
 
 
 @dataclass
@@ -132,7 +132,7 @@ class EmbedArguments:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_ranges(self, ranges_in_types(EmbedArguments))
+        check_ranges(self)
         if bool(self.encoder) == bool(self.model):
             raise ArgumentError("Which encoder? Give --encoder, or --model with the folder of a finished run.")
         if self.model and (self.layer or self.pooling != "mean" or self.sequence_columns != ["sequence"]):
@@ -168,4 +168,4 @@ class EvaluateArguments:
     seed: Annotated[int, SEED] = option(42, "Of the bootstrap behind intervals.")
 
     def __post_init__(self) -> None:
-        check_ranges(self, ranges_in_types(EvaluateArguments))
+        check_ranges(self)

@@ -12,6 +12,7 @@ from ..checkpoints import find_model
 from ..data import NUMBERS, DataArguments, NumberColumns, ResidueTokenizer, SequenceCollator, make_demo_table
 from ..embeddings import VectorFile
 from ..errors import ArgumentError
+from ..files import Json
 from ..hardware import Hardware, detect_hardware
 from ..labels import LabelKind
 from ..models import (
@@ -34,6 +35,7 @@ from .arguments import AffinityArguments
 from .predictor import load_model
 
 TRAININGS = ("frozen", "lora", "full")
+OF_CONFIG = ("head_sizes", "head_dropout", "loss", "focal_gamma", "save_full", "distill_weight", "distill_temperature")
 
 
 def resolve_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str], bool]:
@@ -111,14 +113,14 @@ def build_model(
     lora: LoraSettings | None = None,
     kind: LabelKind | None = None,
     layers: Sequence[int | None] = (),
-    numbers: NumberColumns | None = None,
+    numbers: Json | None = None,
 ) -> AffinityModel:
     """Builds a model with pretrained encoders, and a head for `kind`, untrained or from `args.init_head_from`.
 
     Args:
         kind: of label; None: one number.
         layers: of each encoder the one that is read, where they are known and `args` has none.
-        numbers: of columns beside sequences.
+        numbers: `NumberColumns.state()` of columns beside sequences.
 
     Raises:
         ArgumentError: as `read_towers`, or a head that does not fit.
@@ -133,17 +135,12 @@ def build_model(
 
 
 def model_settings(
-    args: AffinityArguments, kind: LabelKind | None = None, numbers: NumberColumns | None = None
+    args: AffinityArguments, kind: LabelKind | None = None, numbers: Json | None = None
 ) -> dict[str, Any]:
     """Returns what `AffinityConfig` takes besides encoders and towers."""
     form = args.head if args.head in ONE_LAYER else None
-    given = {
-        name: getattr(args, name)
-        for name in ("head_sizes", "head_dropout", "loss", "save_full", "distill_weight", "distill_temperature")
-    }
-    given["focal_gamma"] = args.focal_gamma
-    beside = (numbers or NumberColumns()).state()
-    return {**given, "head_form": form, "label_kind": kind and kind.stored, NUMBERS: beside}
+    given = {name: getattr(args, name) for name in OF_CONFIG}
+    return {**given, "head_form": form, "label_kind": kind and kind.stored, NUMBERS: numbers}
 
 
 def read_towers(

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from ..heads import MEMBER_HEADERS, describe_layers, member_rows
 from ..labels import LabelKind
@@ -48,7 +44,7 @@ def describe(run: RunRecord) -> Page:
         summary=_summary(run, kind, label, columns),
         numbers=[
             *score_numbers(run.test, dict.fromkeys((*first, run.chosen_by))),
-            *_spread_numbers(run.own.get("repeats"), first),
+            *_spread_numbers(run.own.get("repeats") or {}, first),
         ],
         results=[
             *_repeat_blocks(run.own.get("repeats")),
@@ -122,12 +118,10 @@ def _loading(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
     ]
 
 
-def _spread_numbers(found: Facts | None, metrics: Sequence[str]) -> list[list[str]]:
+def _spread_numbers(found: Facts, metrics: Sequence[str]) -> list[list[str]]:
     """Returns mean and standard deviation of single models, of several folds or seeds."""
     numbers: list[list[str]] = []
-    if found is None:
-        return numbers
-    for metric in dict.fromkeys(metrics):
+    for metric in dict.fromkeys(metrics if found else ()):
         spread = found["spread"].get(metric) or {}
         kinds = {"std_folds": "folds", "std_seeds": "seeds within folds" if found["folds"] else "seeds"}
         parts = [f"{kind} {units.number(spread[name])}" for name, kind in kinds.items() if spread.get(name) is not None]
@@ -152,18 +146,14 @@ def _repeat_blocks(found: Facts | None) -> list[Block]:
         text += " New rows are predicted by models of all rows, which nothing scored: these scores stand for them."
     blocks: list[Block] = [Text(text)]
     for what, rows in (("fold", folds), ("seed", seeds)):
-        names = [*rows[0]["scores"]] if len(rows) > 1 else []
-        cells = [[one[what], *(units.number(one["scores"][name]) for name in names)] for one in rows]
-        for name, measure in (("mean", np.mean), ("standard deviation", partial(np.std, ddof=1))):
-            columns = ([one["scores"][metric] for one in rows] for metric in names)
-            cells.append([name, *(units.number(float(measure(column))) for column in columns)])
-        if names:
-            headers = [what, *map(units.metric_name, names)]
+        if len(rows) > 1:
+            cells = [[one[what], *map(units.number, one["scores"].values())] for one in rows]
+            headers = [what, *map(units.metric_name, rows[0]["scores"])]
             blocks.append(Table(headers, cells, fold=f"Each {what}"))
     return blocks
 
 
-def _class_blocks(classes: Mapping[str, Any]) -> list[Block]:
+def _class_blocks(classes: Facts) -> list[Block]:
     """Returns each class's rows, precision, recall and F1, the largest first."""
     if not classes:
         return []

@@ -27,7 +27,7 @@ from ..data import (
     read_columns,
 )
 from ..errors import ArgumentError, DataError
-from ..files import replacing, write_cell
+from ..files import Json, replacing, write_cell
 from ..labels import UNKNOWN, LabelKind
 from ..models import ModelArguments, fingerprint_weights
 from ..processes import do_on_main
@@ -141,7 +141,7 @@ def _predict(run: Run, kind: LabelKind, rows: Dataset) -> np.ndarray:
     return found
 
 
-def compare_with_teacher(run: Run, test: SplitScores, rows: Dataset) -> dict[str, Any]:
+def compare_with_teacher(run: Run, test: SplitScores, rows: Dataset) -> Json:
     """Scores a student on test rows with what its teacher predicts in place of labels; adds the teacher to `test`.
 
     Cost: the teacher once over these rows, and 1,000 bootstrap resamples of both.

@@ -90,7 +90,7 @@ def make_dry_run(
             given.tower_training, args.use_peft = resolve_training(given, args.use_peft)
             specs, towers = read_towers(given, data_args.sequence_columns, lora_settings(args))
             with torch.device("meta"):
-                return AffinityModel(build_config(specs, towers, **model_settings(given, kind, numbers)))
+                return AffinityModel(build_config(specs, towers, **model_settings(given, kind, numbers.state())))
 
         def read_measure() -> None:
             resolve_measure(args, given.measured_loss, kind)
@@ -142,7 +142,7 @@ def _dry_run_part(model: AffinityModel, index: int, lengths: RowLengths) -> Part
         part = dry_run_encoder(encoder, spec.training, spec.name_or_path, lengths, names)
     num_bytes = part.num_distinct * part.width * EMBEDDING_BYTES
     if model.config.kind.per_residue:
-        tokens = lengths.mean[names[0]] * lengths.windows.get(names[0], 1)
+        tokens = lengths.mean[names[0]] * lengths.windows[names[0]]
         num_bytes = round(part.num_distinct * tokens * part.width * STATE_BYTES)
     test = lengths.num_rows.get("test", 0)
     fitted = zip(("train", "validation"), PRETRAINED_ROWS)

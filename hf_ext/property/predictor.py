@@ -29,14 +29,13 @@ from ..data import (
     batches_by_tokens,
     check_inputs,
     format_errors,
-    read_columns,
 )
-from ..embeddings import factorize, join_parts, take_rows
+from ..embeddings import find_inputs, take_rows
 from ..errors import DataError
 from ..heads import half_width, mix_spreads, require_spread
 from ..labels import as_array, average
 from ..models import AffinityModel, identify_encoder
-from ..reporting import describe_unread
+from ..reporting import describe_inputs
 from ..trainer import FastTrainer
 from ..training_args import FastTrainingArguments
 from .prediction_file import WHERE, check_predictions
@@ -181,7 +180,7 @@ class AffinityPredictor:
         `shared`: embeddings of these rows by encoders that several models have in common; filled.
         """
         table = _read_rows(rows, self.collator)
-        for line in describe_unread(check_inputs(self.collator, {"rows": table})) if len(table) else ():
+        for line in describe_inputs(check_inputs(self.collator, {"rows": table})) if len(table) else ():
             logger.warning(line)
         if self.model.config.kind.per_residue:
             return self._residue_logits(table), None
@@ -189,10 +188,9 @@ class AffinityPredictor:
         numbers = {}
         tables = {}
         optional = self.collator.optional_inputs
-        for name, parts in self.collator.columns.items():
-            positions, distinct = factorize(read_columns(table, parts), name in optional)
+        for name in self.collator.columns:
+            positions, inputs = find_inputs(table, self.collator, name)
             numbers[name] = torch.from_numpy(positions)
-            inputs = [join_parts(parts) for parts in distinct]
             key = name, id(self.model.encoders[str(self.model.tower_of(name).encoder)])
             if key not in shared:
                 shared[key] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
@@ -212,11 +210,11 @@ class AffinityPredictor:
         return check_predictions(torch.cat(found).numpy()), std
 
     def _residue_logits(self, table: datasets.Dataset) -> list[np.ndarray]:
-        ((name, columns),) = self.collator.columns.items()
-        numbers, distinct = factorize(read_columns(table, columns), False)
+        (name,) = self.collator.columns
+        numbers, distinct = find_inputs(table, self.collator, name)
         found = [None] * len(distinct)
-        for chosen in batches_by_tokens([len(sequence) for (sequence,) in distinct], TOKENS_PER_BATCH):
-            batch = self.collator.encode(name, [distinct[i][0] for i in chosen])
+        for chosen in batches_by_tokens([*map(len, distinct)], TOKENS_PER_BATCH):
+            batch = self.collator.encode(name, [distinct[i] for i in chosen])
             batch = {key: value.to(self.device) for key, value in batch.items()}
             logits = self.model(sequences={name: batch}).logits.float().cpu().numpy()
             lengths = batch["residue_mask"].sum(1).tolist()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import SOURCE_ROW, LoadedData, read_bounds
 from ..evaluation import CONSTANTS, metrics_of
+from ..files import Facts, Json
 from ..labels import LABEL, PREDICTION, Columns
 from ..models import AffinityConfig
 from ..reporting import confusion_chart, is_drawn, plot_scatter, write_png
@@ -36,7 +37,7 @@ HINTS = {  # what was found -> what to do next
 }
 
 
-def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: Path, test: SplitScores) -> list[str]:
+def make_advice(report: Facts, settings: Facts, folder: Path, test: SplitScores) -> list[str]:
     """Says what to try next, of `HINTS`: fine-tuning and a harder split for a model that is worth something.
 
     Args:
@@ -70,9 +71,7 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
     return [HINTS[name].format_map(facts) for name in found]
 
 
-def collect_results(
-    run: Run, trainer: FastTrainer, test: SplitScores, data: LoadedData, records: Mapping[str, Any]
-) -> dict[str, Any]:
+def collect_results(run: Run, trainer: FastTrainer, test: SplitScores, data: LoadedData, records: Facts) -> Json:
     """Collects what `all_results.json` says of the task; writes predictions and a plot into the output folder.
 
     Args:
@@ -101,22 +100,21 @@ def collect_results(
     }
     if trainer.is_world_process_zero():
         predictions = kind.read_outputs(test.outputs)
-        label_columns = run.data_args.label_column
-        write_test_files(run.folder, label_columns, test, splits["test"], test.labels, predictions)
+        write_test_files(run.folder, run.data_args.label_column, test, splits["test"], predictions)
     return facts
 
 
 def write_test_files(
-    folder: Path, label_columns: Sequence[str], test: SplitScores, rows: Any, labels: Any, predictions: Any
+    folder: Path, label_columns: Sequence[str], test: SplitScores, rows: Any, predictions: Any
 ) -> None:
     """Writes predictions of the model and of baselines for test rows, and a picture, into an output folder.
 
     Args:
-        rows: that were scored. labels: theirs, one array. predictions: as `LabelKind.prediction_columns` takes them.
+        rows: that were scored. predictions: as `LabelKind.prediction_columns` takes them.
     """
     kind = test.kind
     predicted = {**kind.prediction_columns(predictions), **std_column(test.stds)}
-    measured = kind.label_columns(labels, predictions)
+    measured = kind.label_columns(test.labels, predictions)
     write_predictions(folder / PREDICTIONS, rows, predicted, measured)
     if hasattr(rows, "__len__"):
         (folder / BASELINES).mkdir(exist_ok=True)
@@ -143,7 +141,7 @@ def baseline_file(folder: Path, name: str) -> Path:
     return folder / BASELINES / f"{re.sub(r'[^A-Za-z0-9-]+', '_', name)}.csv"
 
 
-def _describe_model(config: AffinityConfig) -> dict[str, Any]:
+def _describe_model(config: AffinityConfig) -> Json:
     """Describes towers and loss."""
     towers = []
     vectors = [spec.config["hidden_size"] for spec in config.encoder_specs if config.reads_vectors]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ from ..data import (
     label_array,
     load_data,
     read_bounds,
+    read_column,
     read_columns,
 )
 from ..embeddings import VectorFile
 from ..errors import ArgumentError
 from ..evaluation import ResamplingGroups, metrics_of
+from ..files import Facts, Json
 from ..models import AffinityModel
 from ..reporting import summarize_data
 from .arguments import AffinityArguments
@@ -33,7 +35,7 @@ EXACT_LOSSES = ("mse", "huber")  # which take a bound for a value
 MIN_ROWS = 30  # new ones, and others: below this a score apart says nothing
 
 
-def check_splits(splits: Mapping[str, Any]) -> None:
+def check_splits(splits: Facts) -> None:
     """Raises ArgumentError unless there are rows to train on, to choose the best model by, and to score it on."""
     missing = [name for name in ("train", "validation", "test") if name not in splits]
     if missing:
@@ -93,7 +95,7 @@ def load_rows(
     return data
 
 
-def bind_vectors(model: AffinityModel, path: str | None, splits: Mapping[str, Any], args: DataArguments) -> None:
+def bind_vectors(model: AffinityModel, path: str | None, splits: Facts, args: DataArguments) -> None:
     """Gives a model that has no encoder the vectors of the rows in `splits`, which `--embeddings` names.
 
     Raises:
@@ -137,7 +139,7 @@ def _ignored_bounds(loss: str, censor_column: str | None, train: Any) -> list[st
     ]
 
 
-def check_threshold(threshold: float, labels: np.ndarray, report: dict[str, Any]) -> None:
+def check_threshold(threshold: float, labels: np.ndarray, report: Json) -> None:
     """Says where `--binder_threshold` divides no labels into hits and others, or takes the weakest for hits."""
     low = labels.min()
     high = labels.max()
@@ -194,7 +196,7 @@ def find_groups(args: DataArguments, splits: Any, name: str = "test") -> Resampl
     if not columns:
         asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
         columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
-    values = {column: [value for (value,) in read_columns(rows, [column])] for column in columns}
+    values = {column: read_column(rows, column) for column in columns}
     found = [ResamplingGroups.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
     repeated = [groups for groups in found if not groups.are_rows]
     return min(repeated, key=lambda groups: (groups.num_groups == 1, groups.num_groups), default=None)
@@ -207,7 +209,7 @@ def held_out_values(args: DataArguments, splits: Any) -> list[list[Any]] | None:
     column = groups and (groups.column if groups.column in column_names(train) else SPLIT_CLUSTER)
     if column not in column_names(train):
         return None
-    return [[value for (value,) in read_columns(split, [column])] for split in (train, splits["validation"])]
+    return [read_column(split, column) for split in (train, splits["validation"])]
 
 
 def describe_groups(groups: ResamplingGroups | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..baselines import FITTERS, Baselines, columns_of
-from ..data import DataArguments, read_bounds, read_columns
+from ..data import DataArguments, read_bounds, read_column
 from ..evaluation import (
     CONSTANT,
     MODEL,
@@ -28,6 +28,7 @@ from ..evaluation import (
     unpack_labelled,
     unpack_std,
 )
+from ..files import Facts, Json
 from ..labels import LabelKind, Number
 from ..reporting import Leaks, Score, describe_repeated, fit_notes, from_json, resampled
 from ..text import format_table, units
@@ -37,8 +38,9 @@ from .rows import describe_groups, find_slices
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
+    from ..training_args import FastTrainingArguments
 
-Scores = dict[str, dict[str, Any]]  # by predictor, class or baseline
+Scores = dict[str, Json]  # by predictor, class or baseline
 
 MAX_SHOWN = 6  # metrics on a screen
 compute_metrics = RowMetrics()  # for `Trainer`, without a threshold and groups
@@ -83,8 +85,8 @@ class SplitScores:
     scores: Scores = field(default_factory=dict)
     classes: Scores = field(default_factory=dict)
     baselines: Scores = field(default_factory=dict)
-    collapse: dict[str, Any] = field(default_factory=dict)
-    slices: list[dict[str, Any]] = field(default_factory=list)
+    collapse: Json = field(default_factory=dict)
+    slices: list[Json] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     groups: ResamplingGroups | None = None
     kind: LabelKind = field(default_factory=Number)
@@ -92,7 +94,7 @@ class SplitScores:
     tuned: Verdict | None = None
     stds: np.ndarray | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Returns what `all_results.json` holds of it."""
         return {
             "num_rows": len(self.labels),
@@ -130,7 +132,7 @@ def score_split(
     threshold: float | None,
     group_column: str | None,
     *,
-    leaks: Mapping[str, Any] | None = None,
+    leaks: Facts | None = None,
     groups: ResamplingGroups | None = None,
 ) -> SplitScores:
     """Predicts split `name` and scores the model and its baselines: on all rows, and on those new to training.
@@ -154,8 +156,6 @@ def score_split(
     kind = config.kind
     predicted = trainer.predict(rows, ignore_keys=[])
     outputs, labels = unpack_labelled(predicted, kind)
-    predictions = kind.to_predictions(outputs)
-    metrics = metrics_of(kind, threshold)
     if all(hasattr(splits[part], "__len__") for part in ("train", name)):
         baselines = FITTERS[kind.counted](trainer, splits, name, group_column)
         slices, notes = find_slices(splits["train"], rows, columns_of(trainer.data_collator))
@@ -166,48 +166,88 @@ def score_split(
         if "stream" in kind.baselines:
             baselines.add(CONSTANT, np.full(len(labels), config.label_mean), kind="constant", mean=config.label_mean)
         notes = ["Training rows are a stream: no other baseline was fitted, and nothing says which test rows are new."]
-    groups = check_groups(groups, len(labels))
-    bounds = read_bounds(rows)
-    predictors = {MODEL: predictions, **baselines.predictions}
-    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, groups)
+    predictors = {MODEL: kind.to_predictions(outputs), **baselines.predictions}
+    compared = Compared(predictors, labels, kind, threshold, trainer.args.seed, check_groups(groups, len(labels)))
+    test = score_rows(
+        compared,
+        rows,
+        trainer.args,
+        group_column,
+        leaks,
+        slices,
+        is_scale_free=config.loss == "ranking",
+        has_trained=any(spec.training != "frozen" for spec in config.encoder_specs),
+    )
+    test.outputs = outputs
+    test.baselines = baselines.facts
+    test.notes += [*notes, *baselines.notes]
+    test.stds = unpack_std(predicted)
+    return test
+
+
+def score_rows(
+    compared: Compared,
+    rows: Any,
+    args: FastTrainingArguments,
+    group_column: str | None,
+    leaks: Facts | None,
+    slices: Facts | None = None,
+    is_scale_free: bool = False,
+    has_trained: bool = False,
+) -> SplitScores:
+    """Scores what a model and baselines predict for rows, as `score_split` does.
+
+    Args:
+        compared: the predictions, of the model as `outputs`, too.
+        rows: with bounds where labels have some.
+        args: which metric decides.
+        slices: from `find_slices`, scored apart.
+        is_scale_free: the loss ranks rows. has_trained: some encoder did, which is compared with what it was.
+    """
+    kind = compared.kind
+    metrics = metrics_of(kind, compared.threshold)
+    predictors = compared.predictors
+    predictions = predictors[MODEL]
+    labels = compared.labels
     group_names = None
     if group_column and metrics.of_groups:
-        group_names = [row[0] for row in read_columns(rows, [group_column])]
-    scores = compared.score(group_names)
-    sliced = [compared.score_slice(*one) for one in slices.items()]
-    is_scale_free = config.loss == "ranking"
-    metric = verdict_metric(trainer.args, RowMetrics(threshold, kind=kind)) or ("spearman" if is_scale_free else "rmse")
+        group_names = read_column(rows, group_column)
+    bounds = read_bounds(rows)
+    row_metrics = RowMetrics(compared.threshold, kind=kind)
+    metric = verdict_metric(args, row_metrics) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
     verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
     linear = f"{kind.linear_name} on embeddings"
     tuned = None
-    if linear in predictors and any(spec.training != "frozen" for spec in config.encoder_specs):
+    if has_trained and linear in predictors:
         tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(from_json(Leaks, leaks)):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
+    scores = compared.score(group_names)
+    sliced = [compared.score_slice(*one) for one in (slices or {}).items()]
+    order = metrics.orders or str(metric)
+    said = {
+        RANKING_NOTE: is_scale_free,
+        GROUP_NOTE: group_column and group_names is None,
+        LIMITS_NOTE: bounds is not None and np.any(bounds),
+    }
     return SplitScores(
-        outputs,
+        predictions,
         labels,
         verdict,
         scores,
         metrics.score_classes(predictions, labels),
-        baselines.facts,
-        collapse_report(predictions, labels, kind),
-        sliced,
-        [
-            *([RANKING_NOTE] if is_scale_free else []),
-            *([GROUP_NOTE] if group_column and group_names is None else []),
-            *([LIMITS_NOTE] if bounds is not None and np.any(bounds) else []),
-            *(_compare_slice(one, scores, metrics.orders or str(metric)) for one in sliced),
-            *notes,
-            *describe_groups(groups),
-            *baselines.notes,
+        collapse=collapse_report(predictions, labels, kind),
+        slices=sliced,
+        notes=[
+            *(note for note, is_true in said.items() if is_true),
+            *(_compare_slice(one, scores, order) for one in sliced),
+            *describe_groups(compared.groups),
         ],
-        groups,
-        kind,
-        baselines.predictions,
-        tuned,
-        unpack_std(predicted),
+        groups=compared.groups,
+        kind=kind,
+        predicted_by={name: one for name, one in predictors.items() if name != MODEL},
+        tuned=tuned,
     )
 
 
@@ -234,7 +274,7 @@ class Compared:
             for name, predicted in self.predictors.items()
         }
 
-    def score_slice(self, name: str, rows: np.ndarray) -> dict[str, Any]:
+    def score_slice(self, name: str, rows: np.ndarray) -> Json:
         """Scores of some of the rows, (n,) bool."""
         parts = {one: predicted[rows] for one, predicted in self.predictors.items()}
         part = replace(
@@ -243,7 +283,7 @@ class Compared:
         return {"name": name, "num_rows": int(rows.sum()), "scores": part.score()}
 
 
-def _compare_slice(chosen: Mapping[str, Any], scores: Mapping[str, Any], metric: str) -> str:
+def _compare_slice(chosen: Facts, scores: Facts, metric: str) -> str:
     """Writes the sentence with which a random split and new antibodies are told apart."""
     everywhere = scores[MODEL][metric]
     there = chosen["scores"][MODEL][metric]

@@ -15,6 +15,7 @@ from ..arguments import LoraArguments
 from ..data import LoadedData, check_inputs, make_demo_encoders
 from ..errors import ArgumentError
 from ..evaluation import MODEL, Requirement, ResamplingGroups, RowMetrics, check_requirements
+from ..files import Json
 from ..hardware import detect_hardware
 from ..heads import (
     AUTO,
@@ -33,7 +34,7 @@ from ..heads import (
 from ..labels import LabelKind
 from ..models import AUTO_LAYER, balanced_weights
 from ..speedups import lora_settings
-from ..tasks import Run, stock_arguments
+from ..tasks import Run, stock_arguments, with_absolute_path
 from ..trainer import FastTrainer
 from .building import (
     build_collator,
@@ -47,10 +48,10 @@ from .distilling import compare_with_teacher, teach
 from .measure import check_measure, describe_measure, resolve_measure
 from .predictor import predicting
 from .repeats import check as check_repeats
-from .repeats import refuse_alone
+from .repeats import refuse_alone, save_held
 from .results import collect_results
 from .rows import bind_vectors, describe_rows, find_groups, held_out_values, load_rows
-from .scoring import SplitScores, read_requirements, score_split
+from .scoring import read_requirements, score_split
 
 
 @dataclasses.dataclass
@@ -62,15 +63,13 @@ class AffinityData:
         groups, validation_groups: what was held out together in test and validation; None: rows.
         requirements: that the test scores must meet.
         ensemble: what `train` leaves for the record of heads that were mixed; None where there is a single network.
-        scored: what `score` leaves of the test rows.
     """
 
     loaded: LoadedData
     groups: ResamplingGroups | None
     validation_groups: ResamplingGroups | None
     requirements: Sequence[Requirement]
-    ensemble: dict[str, Any] | None = None
-    scored: SplitScores | None = None
+    ensemble: Json | None = None
 
     @property
     def splits(self) -> Any:
@@ -126,7 +125,7 @@ def load(run: Run) -> AffinityData:
     if chosen := resolve_encoders(model_args, args, detect_hardware(args.device)):
         run.log.info(chosen)
     model_args.tower_training, args.use_peft = resolve_training(model_args, args.use_peft)
-    return AffinityData(loaded, groups, validation_groups, requirements)
+    return AffinityData(loaded, groups, validation_groups, [] if run.shared else requirements)  # of all runs
 
 
 def build(run: Run, data: AffinityData) -> dict[str, Any]:
@@ -140,7 +139,8 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         run.log.info(single)
     known = find_known_layers(model_args, args, run.explicit)
     layers = [spec.get("layer") for spec in known.get("encoders", ())]
-    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, data.loaded.numbers)
+    numbers = data.loaded.numbers.state()
+    model = build_model(model_args, data_args.sequence_columns, lora_settings(args), kind, layers, numbers)
     model.config.layer_choice = known.get("layer_choice")
     bind_vectors(model, model_args.embeddings, data.splits, data_args)
     if model_args.class_weights:
@@ -200,9 +200,11 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     return trained
 
 
-def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityData) -> dict[str, Any]:
-    """Scores the test split; writes `predictions.csv`."""
+def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityData) -> Json:
+    """Scores the test split, if there is one; writes `predictions.csv`."""
     splits = data.splits
+    if run.data_args.fold and run.data_args.fold.tested is None:
+        return {"data": with_absolute_path(data.loaded.report, "source"), "label_kind": data.loaded.kind.stored}
     groups = data.groups
     scored = {
         "threshold": run.model_args.binder_threshold,
@@ -229,8 +231,9 @@ def score(run: Run, trainer: FastTrainer, trained: TrainOutput, data: AffinityDa
         "prediction_spread": spread,
         "requirements": check_requirements(data.requirements, {**test.scores[MODEL], **trained.metrics}) or None,
     }
-    data.scored = test
     results = collect_results(run, trainer, test, data.loaded, records)
     run.log.info("\n%s\n", test.table())
     run.log.info("\n".join(results["advice"]))
+    if run.shared and trainer.is_world_process_zero():
+        save_held(run.folder, splits["test"], test)
     return results

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError
-from ..files import StrPath, replacing
+from ..files import Facts, Json, StrPath, replacing
 from ..labels import LabelKind
 from ..text import is_finite, less_is_better
 
@@ -37,8 +37,8 @@ MAX_DOTS = 1500  # more rows are drawn as density: dots would hide each other, a
 MAX_DRAWN_CLASSES = 20
 FEW_CLASSES = 5  # with room for names side by side
 LOG_RATIO = 30.0  # from here on an axis of losses is logarithmic
-DASHED: dict[str, Any] = {"color": SERIES[1], "linewidth": 1.5, "linestyle": "--", "zorder": 3}
-Log = Sequence[Mapping[str, Any]]
+DASHED: Json = {"color": SERIES[1], "linewidth": 1.5, "linestyle": "--", "zorder": 3}
+Log = Sequence[Facts]
 Curves = dict[str, dict[float, float]]  # name -> step -> value
 
 
@@ -116,7 +116,7 @@ def _add_legend(figure: Figure) -> None:
 # --- learning curves --------------------------------------------------------------------------------------------------
 
 
-def curve_charts(log: Log, best: Mapping[str, Any]) -> list[Chart]:
+def curve_charts(log: Log, best: Facts) -> list[Chart]:
     """Draws loss, the metric that chose the best model, one more of the task's.
 
     Those that were never logged are left out.

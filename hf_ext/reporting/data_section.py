@@ -159,13 +159,8 @@ def _describe_missing(data: DataRecord) -> list[str]:
     return lines
 
 
-def describe_unread(inputs: Facts) -> Iterator[str]:
-    """Yields what encoders do not see of their inputs, as sentences; `inputs` as `check_inputs` gives."""
-    return _describe_unread(from_json(DataRecord, {"inputs": inputs}))
-
-
 def describe_inputs(inputs: Facts) -> list[str]:
-    """Returns what encoders read in windows, and what `describe_unread` yields, as sentences."""
+    """Returns what encoders read in windows or do not see of `inputs`, from `check_inputs`, as sentences."""
     data = from_json(DataRecord, {"inputs": inputs})
     return [*_describe_windows(data), *_describe_unread(data)]
 

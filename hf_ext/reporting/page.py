@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, get_type_hints
 
 from ..errors import DataError
-from ..files import Facts
+from ..files import Facts, Json
 from ..text import NOT_MEASURED
 from .charts import Chart
 from .record import Frozen, read_items
@@ -127,7 +127,7 @@ class Page(Frozen):
     task_name: str = "Other"
 
 
-def page_record(page: Page) -> dict[str, Any]:
+def page_record(page: Page) -> Json:
     """Returns a JSON-able record, with its format number."""
     return {"format": FORMAT, **asdict(page)}
 

@@ -15,14 +15,13 @@ import logging
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment
 from markupsafe import Markup
 
 from ..errors import show_text
-from ..files import StrPath, write_text
+from ..files import Json, StrPath, write_text
 from ..text import NOT_MEASURED, format_markdown_table, is_numeric, number
 from .page import Block, Code, Figures, Points, Table, Text
 from .run_files import RunFiles, hide_folders, is_hub_id, last_part, read_run
@@ -150,7 +149,7 @@ def _metadata(run: RunFiles, contents: Contents, title: str) -> ModelCardData:
     source = data_source(run)
     named = [base.encoder for base in bases if is_hub_id(base.encoder, base.revision)]
     trainings = {base.training for base in bases}
-    extra: dict[str, Any] = {}
+    extra: Json = {}
     if named:  # "finetune" where pretrained weights were changed; else they stay and something was added to them
         extra["base_model_relation"] = "finetune" if "full" in trainings else "adapter"
     if has_licence(run):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -12,6 +12,7 @@ from weakref import finalize
 from torch import nn
 
 from ..data import change_layout
+from ..files import Facts, Json
 from ..hardware import Hardware
 from ..memory import NUMERICS, MemoryModel, Switch, TrainConfig
 from ..models import Held, PaddingWatch
@@ -20,7 +21,7 @@ from .evidence.facts import DataFacts, ModelFacts
 
 Kind = Literal["I", "N", "L"]  # identical mathematics, other numerics, changes learning
 T = TypeVar("T")
-Settings = Mapping[str, Any]  # of a decision
+Settings = Facts  # of a decision
 Status = Literal["applied", "skipped", "refused", "off"]
 
 KIND_NAMES: dict[Kind, str] = {"I": "identical", "N": "numerics", "L": "learning"}
@@ -36,8 +37,8 @@ class Decision:
     kind: Kind
     status: Status
     reason: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    evidence: dict[str, Any] = field(default_factory=dict)
+    settings: Json = field(default_factory=dict)
+    evidence: Json = field(default_factory=dict)
 
     def with_evidence(self, **evidence: Any) -> Decision:
         return replace(self, evidence={**self.evidence, **evidence})
@@ -47,12 +48,12 @@ class Decision:
         return self if self.name else replace(self, name=speedup.NAME, kind=speedup.KIND)
 
 
-def applied(reason: str, settings: dict[str, Any] | None = None, evidence: dict[str, Any] | None = None) -> Decision:
+def applied(reason: str, settings: Json | None = None, evidence: Json | None = None) -> Decision:
     """Decides that it will be done."""
     return Decision("", "I", "applied", reason, settings or {}, evidence or {})
 
 
-def skipped(reason: str, evidence: dict[str, Any] | None = None) -> Decision:
+def skipped(reason: str, evidence: Json | None = None) -> Decision:
     """Makes the decision that this machine, model or library cannot; the run goes on without."""
     return Decision("", "I", "skipped", reason, {}, evidence or {})
 

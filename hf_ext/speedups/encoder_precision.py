@@ -14,19 +14,7 @@ from ..data import read_columns
 from ..hardware import Hardware
 from ..models import VECTORS
 from ..processes import fsdp_version
-from .base import (
-    Context,
-    Costs,
-    Decision,
-    Run,
-    Settings,
-    Speedup,
-    applied,
-    are_weights_split,
-    off,
-    refused,
-    skipped,
-)
+from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
 
 PROBE_SEQUENCES = 32

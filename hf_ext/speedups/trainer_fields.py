@@ -6,9 +6,9 @@ Trainer's sampler and loaders where they pay; embedding once; steps that do not 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..errors import PlanRefused
+from ..files import Json
 from ..models import PACKED_FAMILIES
 from ..processes import fsdp_version
 from .base import Context, Decision, Run, Speedup, applied, off, refused, skipped
@@ -127,7 +127,7 @@ class DataLoading(SetsFields):
         on_gpu = context.hardware.kind == "cuda"
         pinned = on_gpu and context.args.dataloader_pin_memory
         workers, why = self._num_workers(context, on_gpu)
-        settings: dict[str, Any] = {
+        settings: Json = {
             "dataloader_num_workers": workers,
             "dataloader_pin_memory": pinned,
             "dataloader_prefetch_factor": PREFETCH_FACTOR if workers else None,

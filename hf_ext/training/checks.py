@@ -19,6 +19,7 @@ from ..data import has_numbered_rows
 from ..errors import ArgumentError, DataError
 from ..evaluation import RowMetrics, metrics_of
 from ..files import Json
+from ..labels import list_some
 from ..training_args import FastTrainingArguments
 from .backends import Backend
 from .early_stopping import Evaluation
@@ -28,7 +29,6 @@ from .losses import Losses
 EARLY_FRACTION = 0.1  # of all steps, in which a fresh head may still be nearly constant
 SAID_EARLY = ("bfloat16", "not finite predictions", "not finite references")  # that time does not fix
 MIN_ROWS = 4  # of which nothing is known, for an error: one may be odd
-NUM_NAMED = 5
 _REMEDY = "Many tokenizers for proteins want blanks between residues, ' '.join(sequence), others want capitals."
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Checks(TrainerCallback):
         missing = [name for name, p in trainer.model.named_parameters() if p.requires_grad and p.grad is None]
         if missing:
             logger.warning(
-                "%d trainable parameters get no gradient from the loss: %s.", len(missing), _shorten(missing)
+                "%d trainable parameters get no gradient from the loss: %s.", len(missing), list_some(missing)
             )
 
 
@@ -145,7 +145,9 @@ def check_weights(model: nn.Module, is_scaled: bool) -> None:
         is_scaled: whether a loss scale is to be taken off their gradients, which torch refuses: ArgumentError.
     """
     half = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
-    text = f"{len(half)} weights that train are float16 ({_shorten(half)}). Load the model with dtype=torch.float32 or "
+    text = (
+        f"{len(half)} weights that train are float16 ({list_some(half)}). Load the model with dtype=torch.float32 or "
+    )
     text += "make these float32 (p.data = p.data.float()); bf16=True or fp16=True then computes in half precision."
     if half and is_scaled:
         raise ArgumentError(text)
@@ -176,12 +178,6 @@ def check_best_metric(trainer: Host) -> None:
             f"metric_for_best_model: evaluations give no {best!r}, but {', '.join(sorted(found))}"
             f"{' and more of these sets' if may_be_own else ''}. Give one of these{name_nearest(best, found)}"
         )
-
-
-def _shorten(names: list[str]) -> str:
-    """Names the first of them, and how many more there are."""
-    more = len(names) - NUM_NAMED
-    return ", ".join(names[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- predictions that collapse ----------------------------------------------------------------------------------------

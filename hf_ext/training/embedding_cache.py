@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -22,7 +21,7 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data import NUMBERS, TEACHER, column_names, limit_of, read_columns
+from ..data import NUMBERS, TEACHER, column_names, limit_of, read_column, read_columns
 from ..embeddings import (
     SHARD_STATES,
     EmbeddedDataset,
@@ -30,13 +29,13 @@ from ..embeddings import (
     EmbeddingStore,
     EncodingReport,
     encode_finite,
-    factorize,
     fill_store,
+    find_inputs,
     join_parts,
     make_table,
 )
 from ..errors import CacheError, DataError
-from ..files import Facts, Json
+from ..files import Facts, Json, free_bytes
 from ..hardware import detect_hardware
 from ..models import AffinityModel, identify_encoder, in_float32, read_matmul_precision
 from ..processes import Team
@@ -159,8 +158,7 @@ class EmbeddingCache:
         positions = {}
         tables = {}
         for name in self._settings["inputs"]:
-            positions[name], distinct = factorize(read_columns(dataset, inputs[name]), name in optional)
-            sequences = [join_parts(parts) for parts in distinct]
+            positions[name], sequences = find_inputs(dataset, trainer.data_collator, name)
             width = trainer.model.embedding_sizes[name]
             tables[name] = make_table(self.fill(name, sequences), sequences, width, _free_bytes())
         cached = {column for name in positions for column in inputs[name]}
@@ -175,7 +173,7 @@ class EmbeddingCache:
         store = self.fill(name, sequences)
         labels = None
         if "label" in column_names(dataset):
-            labels = [label for (label,) in read_columns(dataset, ["label"])]
+            labels = read_column(dataset, "label")
         return EmbeddedResidues(name, store, sequences, self._trainer.model.config.kind, labels)
 
     def _label_columns(self, dataset: Rows) -> dict[str, np.ndarray]:
@@ -183,12 +181,12 @@ class EmbeddingCache:
         names = column_names(dataset)
         found = {}
         if "label" in names:
-            labels = [value for (value,) in read_columns(dataset, ["label"])]
+            labels = read_column(dataset, "label")
             found["labels"] = self._trainer.model.config.kind.stack(labels).numpy()
         if "bound" in names:
-            found["bounds"] = np.array([value or 0 for (value,) in read_columns(dataset, ["bound"])], np.int64)
+            found["bounds"] = np.array([value or 0 for value in read_column(dataset, "bound")], np.int64)
         if TEACHER in names:
-            found[TEACHER] = np.array([value for (value,) in read_columns(dataset, [TEACHER])], np.float32)
+            found[TEACHER] = np.array(read_column(dataset, TEACHER), np.float32)
         if numbers := getattr(self._trainer.data_collator, NUMBERS, None):
             found[NUMBERS] = numbers.matrix(dataset)
         return found
@@ -295,14 +293,11 @@ class EmbeddingCache:
     def _check_room(self, name: str, store: EmbeddingStore, sequences: Sequence[str], item_bytes: int) -> None:
         """Says what the states of residues that are not stored yet will take, and refuses where the disk lacks it."""
         missing = store.missing(sequences)
-        longest = max(map(len, missing), default=0)
-        if store.max_residues is not None and store.overlap is None:
-            longest = store.max_residues
-        num_bytes = (
-            item_bytes * self._trainer.model.embedding_sizes[name] * sum(min(len(one), longest) for one in missing)
-        )
+        longest = store.max_residues if store.overlap is None else None
+        num_residues = sum(len(one[:longest]) for one in missing)
+        num_bytes = item_bytes * self._trainer.model.embedding_sizes[name] * num_residues
         size = f"{len(missing):,} sequences of input '{name}' take {num_bytes / 1e9:.2g} GB in float{8 * item_bytes}"
-        free = shutil.disk_usage(store.folder).free
+        free = free_bytes(store.folder)
         if num_bytes > free:
             raise CacheError(
                 f"{store.folder}: residue states of {size}, and {free / 1e9:.2g} GB are free there. Give "
@@ -364,14 +359,13 @@ class EmbeddingCache:
         embeddings = {name: trainer.encode_distinct(name, sample) for name, sample in samples.items()}
         if numbers := getattr(trainer.data_collator, NUMBERS, None):
             embeddings[NUMBERS] = torch.from_numpy(numbers.matrix(rows))
-        labels = [label for (label,) in read_columns(rows, ["label"])]
+        labels = read_column(rows, "label")
         mean, std = trainer.model.config.kind.scale(labels)
         trainer.model.fit_scaling(mean, std, embeddings)
 
     def _sample(self, rows: Rows, name: str) -> list[str]:
         """Samples the distinct sequences of input `name`, shortest first; of optional ones, those that are there."""
-        columns = read_columns(rows, self._trainer.data_collator.columns[name])
-        distinct = sorted(join_parts(parts) for parts in factorize(columns, name in self._optional_inputs)[1])
+        distinct = sorted(find_inputs(rows, self._trainer.data_collator, name)[1])
         order = np.random.default_rng(self._trainer.args.seed).permutation(len(distinct))
         number = SAMPLE if self.is_on and not self._per_residue else LIVE_SAMPLE
         return sorted((distinct[i] for i in order[:number]), key=len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import TrainingArguments, enable_full_determinism, set_seed
 from ..checkpoints import find_other_run
 from ..data import kept_random_states, reads_text
 from ..errors import ArgumentError
-from ..files import describe_failure, is_disk_failure
+from ..files import Facts, describe_failure, is_disk_failure
 from ..models import replaced
 from ..plan import Plan, describe_model, make_plan
 from ..processes import check_fsdp, check_parallelism
@@ -114,7 +114,7 @@ def seed_process(args: TrainingArguments) -> None:
         set_seed(args.seed)
 
 
-def plan_run(given: Mapping[str, Any], plan: Plan | None, own_loss: str | None, own_batches: str | None) -> PlannedRun:
+def plan_run(given: Facts, plan: Plan | None, own_loss: str | None, own_batches: str | None) -> PlannedRun:
     """Decides the speed-ups of a run, and checks the decisions; changes nothing.
 
     Where a speed-up will be applied, rows are text or workers would live on, the run's arguments are a copy: a second

@@ -88,7 +88,7 @@ def test_a_file_that_is_no_file_of_vectors_is_refused_by_its_name(tmp_path):
         "a.npz": "no vectors can be read from it",
         "empty.h5": "no vectors can be read from it",
         "a.parquet": "Of Parquet, columns id and embedding are read",
-        "none.h5": "there is no such file",
+        "none.h5": "no vectors can be read from it",
     }.items():
         with pytest.raises((ArgumentError, DataError), match=words):
             VectorFile(tmp_path / name)

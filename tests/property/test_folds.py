@@ -250,7 +250,7 @@ def test_finished_runs_are_kept_and_other_arguments_refused(done, command):
     assert (folder / "predictions.csv").read_bytes() == content
     with pytest.raises(ArgumentError, match=r"4 finished runs of another command: --learning_rate was 0.01, is 0.02"):
         TASK.main([*command, "--head", "mlp", "--learning_rate", "0.02"])
-    with pytest.raises(ArgumentError, match=r"leaves out \(fold_1/seed_43, fold_2/seed_43\)"):
+    with pytest.raises(ArgumentError, match="it leaves out fold_1/seed_43, fold_2/seed_43"):
         TASK.main([*command, "--head", "mlp", "--num_seeds", "1"])
     with pytest.raises(ArgumentError, match="holds the runs of --folds or --num_seeds"):
         TASK.main([*command[: command.index("--folds")], "--output_dir", str(folder), "--head", "mlp"])

@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from ...errors import DataError
-from ..columns import column_names, read_columns
+from ..columns import column_names, read_column
 
 REACH = 0.005  # how far a row moves among the batches of an epoch sorted by length, as a share of them
 MIN_REACH = 0.5  # batches: neighbours mix in small data sets too
@@ -243,7 +243,7 @@ def count_tokens(dataset: object, collator: Any, length_column: str = "length") 
             f"max_tokens_per_batch needs the tokens of every row, but the columns are {names}: add '{length_column}' "
             "(--length_column_name) or 'input_ids'."
         )
-    values = [value for (value,) in read_columns(dataset, [column])]
+    values = read_column(dataset, column)
     lengths = [int(value) if column == length_column else len(value) for value in values]
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     return -(-np.array(lengths, np.int64).reshape(-1, 1) // multiple) * multiple

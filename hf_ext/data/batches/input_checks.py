@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
+from ...files import Facts, Json
+from ...labels import list_some
 from ..arguments import NUMBERS
 from ..columns import read_columns
 from .tokenization import NO_LIMIT
@@ -20,7 +22,7 @@ STREAM_CHECK_ROWS = 1000
 MAX_LISTED = 10  # rows in a message
 
 
-def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, Any]]:
+def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dict[str, Json]:
     """Checks that the vocabulary and the length limit of each encoder fit the data, before anything is computed.
 
     Args:
@@ -75,7 +77,7 @@ def check_inputs(collator: Any, splits: Mapping[str, Any], source: str | None = 
     return report
 
 
-def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, source: str | None) -> str:
+def _list_long(splits: Facts, columns: Sequence[str], limit: int, source: str | None) -> str:
     """Lists rows above the limit: how many, and the first ones."""
     found = []
     for split_name, split in splits.items():
@@ -84,10 +86,9 @@ def _list_long(splits: Mapping[str, Any], columns: Sequence[str], limit: int, so
             length = sum(len(row[column]) for column in columns)
             if length > limit:
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
-    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
     return (
         f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
-        f"{', '.join(found[:MAX_LISTED])}{more}. Or leave them out: --too_long error --max_residues N "
+        f"{list_some(found, MAX_LISTED)}. Or leave them out: --too_long error --max_residues N "
         "--bad_rows drop, N per column."
     )
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import Facts, Json
 from ...labels import RowError, check_number, drop_zeros, is_missing, show_names, write_name
 from ..cleaning import format_errors
-from ..columns import read_columns
+from ..columns import read_column, read_columns
 from ..reading import SOURCE_ROW
 
 MAX_CATEGORIES = 100
@@ -61,11 +62,11 @@ class NumberColumns:
         return cls(measured, named)
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any] | None) -> NumberColumns:
+    def from_state(cls, state: Facts | None) -> NumberColumns:
         """Reads back what `state` returned; None: no columns."""
         return cls(**(state or {}))
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> Json | None:
         """Returns what a model stores, JSON-able; None without columns."""
         return asdict(self) if self.columns else None
 
@@ -96,7 +97,7 @@ class NumberColumns:
             blocks.append(np.eye(len(known) + 1, len(known))[codes])
         return np.concatenate(blocks, axis=1).astype(np.float32)
 
-    def check(self, splits: Mapping[str, Any], source: str | None = None) -> dict[str, dict[str, Any]]:
+    def check(self, splits: Facts, source: str | None = None) -> dict[str, Json]:
         """Returns by column what of it is not read, a sentence: categories that training rows lack.
 
         Raises:
@@ -142,9 +143,9 @@ def _name(cell: object) -> str:
 
 
 def _read_names(rows: Any, name: str) -> list[str]:
-    return [_name(cell) for (cell,) in read_columns(rows, [name])]
+    return [_name(cell) for cell in read_column(rows, name)]
 
 
 def _read_numbers(rows: Any, name: str) -> NDArray[np.float64]:
     """Reads a column, (n,), NaN where it is missing."""
-    return np.array([check_number(cell).value for (cell,) in read_columns(rows, [name])], np.float64)
+    return np.array([check_number(cell).value for cell in read_column(rows, name)], np.float64)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, Sampler
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ...errors import CheckpointError, DataError
+from ...files import Facts, Json
 
 START = {"pass": 0, "rows": 0, "state": None, "last_row": None}  # a position is a dictionary that JSON can hold
 
@@ -107,7 +108,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
         self._can_seek = can_seek(stream)
         self._has_sought = self._has_begun = False
         self._num_dropped = self._num_batches = 0
-        self._positions: deque[dict[str, Any]] = deque([START], maxlen=num_remembered + 1)
+        self._positions: deque[Json] = deque([START], maxlen=num_remembered + 1)
 
     def __iter__(self) -> Iterator[list[Any]]:
         if self._has_begun:
@@ -121,11 +122,11 @@ class StreamBatchSampler(Sampler[list[Any]]):
             self._remember(batch[-1])
             yield batch
 
-    def state_dict(self, num_batches: int) -> dict[str, Any]:
+    def state_dict(self, num_batches: int) -> Json:
         """Returns the position after the first `num_batches` batches, over all processes; JSON can hold it."""
         return dict(self._positions[num_batches - self._num_batches - 1])
 
-    def load_state_dict(self, state: Mapping[str, Any], num_batches: int = 0, num_dropped: int | None = None) -> None:
+    def load_state_dict(self, state: Facts, num_batches: int = 0, num_dropped: int | None = None) -> None:
         """Makes the next iteration, and only that one, start at a position.
 
         Args:
@@ -152,7 +153,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
         self._positions.append({**START, "pass": self._pass, "rows": self._num_rows, **known})
         self._num_batches += 1
 
-    def _read(self, position: Mapping[str, Any]) -> Iterator[Any]:
+    def _read(self, position: Facts) -> Iterator[Any]:
         """Yields rows after `position`; keeps `_pass` and `_num_rows` at the row that was yielded last."""
         first = self._pass = position["pass"]
         self._num_rows = position["rows"]
@@ -190,7 +191,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
             self.stream.load_state_dict({})  # it would seek again whenever it comes to the same pass
         return iter(self.stream)
 
-    def _read_again(self, rows: Iterator[Any], position: Mapping[str, Any]) -> None:
+    def _read_again(self, rows: Iterator[Any], position: Facts) -> None:
         logger.warning(
             "The training stream cannot seek: %d rows of pass %d are read again to continue.",
             self._num_rows,

@@ -37,13 +37,9 @@ class Limit(NamedTuple):
 
     def reads(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Counts residues that an encoder reads of inputs of `lengths`, (n,), and windows in which it does."""
-        windows = np.ones_like(lengths)
-        most = lengths.max(initial=1) if self.residues is None else self.residues
-        if self.overlap is None:
-            return np.minimum(lengths, most), windows
-        step = most - self.overlap
-        windows = 1 - (-np.maximum(lengths - most, 0) // step)
-        return np.where(windows > 1, windows * most, lengths), windows
+        windows = np.array([len(self.starts(length)) for length in lengths.tolist()], np.int64)
+        most = lengths if self.residues is None else self.residues
+        return np.where(windows > 1, windows * most, np.minimum(lengths, most)), windows
 
     def starts(self, length: int) -> list[int]:
         """Returns where windows of an input begin: in equal steps, and the last so that it ends with the input."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -13,46 +12,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 
 from ...checkpoints import write_members
-from ...data import SOURCE_ROW, FloatArray, Fold, as_dataset, read_bounds, read_columns
+from ...data import SOURCE_ROW, FloatArray, Fold, as_dataset
 from ...evaluation import (
     MIN_GROUPS,
     MODEL,
     ResamplingGroups,
-    RowMetrics,
     check_groups,
     check_requirements,
-    collapse_report,
-    judge,
-    metrics_of,
     score_predictions,
 )
-from ...files import Json, replacing
+from ...files import Facts, Json, replacing
 from ...labels import LABEL, UNKNOWN, LabelKind, average
-from ...reporting import (
-    Leaks,
-    RunRecord,
-    describe_repeated,
-    from_json,
-    page_record,
-    read_object,
-    write_card,
-    write_json,
-    write_report,
-)
+from ...reporting import RunRecord, from_json, page_record, read_object, write_card, write_json, write_report
 from ...tasks import Run, Task
-from ..measure import resolve_measure, verdict_metric
+from ..measure import resolve_measure
 from ..results import write_test_files
-from ..rows import describe_groups
-from ..scoring import Compared, SplitScores, read_requirements
+from ..scoring import Compared, SplitScores, read_requirements, score_rows
 
 HELD = "held_out.parquet"  # the test rows of a run, and what it predicted for them
 OWN = "held_out:"  # begins the names of columns that are no row's: the label, what was predicted, and
 GROUP = f"{OWN} group"
 FOLD = "fold"
-OF_RUN = ("format", "task", "trainer", "model", "label_kind", "environment", "labels", "command")
+OF_RUN = ("format", "task", "trainer", "model", "label_kind", "environment", "labels", "command", "settings_from")
 OF_COMMAND = ("seed", "output_dir", "num_seeds", "require", "push_to_hub", "hub_model_id")
 MAX_NOTES = 20
 MAX_REPEATED = 5
@@ -95,17 +81,19 @@ def join_held(folder: Path, parts: Sequence[Part]) -> pa.Table:
         groups = [f"{part.folder} {number}" for number in table[GROUP].to_pylist()]
         tables.append(table.drop_columns(GROUP).append_column(GROUP, pa.array(groups)))
     names = [name for name in tables[0].column_names if all(name in table.column_names for table in tables)]
-    joined = pa.concat_tables([table.select(names) for table in tables])
-    return joined.take(pa.array(np.argsort(joined[SOURCE_ROW].to_numpy(), kind="stable")))
+    return pa.concat_tables([table.select(names) for table in tables]).sort_by(SOURCE_ROW)
 
 
 def read_values(table: pa.Table, kind: LabelKind) -> dict[str, Any]:
-    """Returns the label and what was predicted, by name, as scores take them; of residues lists."""
-    names = [name for name in table.column_names if name.startswith(OWN) and name != GROUP]
-    cells = {name.removeprefix(OWN): table[name].to_pylist() for name in names}
-    if kind.per_residue:
-        return {name: [*map(np.array, rows)] for name, rows in cells.items()}
-    return {name: np.array(rows) for name, rows in cells.items()}
+    """Returns the label and what was predicted, by name, as batches hold them: of residues -100 behind a row's last."""
+    found = {}
+    for name in table.column_names:
+        if name.startswith(OWN) and name != GROUP:
+            rows = [*map(np.array, table[name].to_pylist())]
+            if kind.per_residue:
+                rows = [*pad_sequence([*map(torch.from_numpy, rows)], True, UNKNOWN).numpy()]
+            found[name.removeprefix(OWN)] = np.array(rows)
+    return found
 
 
 def find_resampled(table: pa.Table, parts: Sequence[Part], named: set[str]) -> ResamplingGroups | None:
@@ -118,40 +106,6 @@ def find_resampled(table: pa.Table, parts: Sequence[Part], named: set[str]) -> R
     if column and len({part.fold for part in parts}) >= MIN_GROUPS:
         return ResamplingGroups.of(FOLD, table[FOLD].to_pylist())
     return None
-
-
-def score_joined(
-    run: Run, rows: Dataset, values: Mapping[str, Any], kind: LabelKind, groups: ResamplingGroups | None, leaks: Json
-) -> SplitScores:
-    """Scores joined rows as a run scores its test rows: verdict, intervals by group, baselines."""
-    threshold = run.model_args.binder_threshold
-    metrics = metrics_of(kind, threshold)
-    groups = check_groups(groups, len(rows))
-    labels = values[LABEL]
-    predicted = {name: one for name, one in values.items() if name != LABEL}
-    baselines = {name: one for name, one in predicted.items() if name != MODEL}
-    compared = Compared(predicted, labels, kind, threshold, run.args.seed, groups)
-    column = run.data_args.group_column
-    group_names = [name for (name,) in read_columns(rows, [column])] if column and metrics.of_groups else None
-    metric = verdict_metric(run.args, RowMetrics(threshold, kind=kind)) or "rmse"
-    verdict = judge(labels, predicted, metric=metric, bounds=read_bounds(rows), **compared.options)
-    if repeated := describe_repeated(from_json(Leaks, leaks)):
-        verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
-    flat = [np.concatenate(one) if kind.per_residue else one for one in (predicted[MODEL], labels)]
-    return SplitScores(
-        predicted[MODEL],
-        labels,
-        verdict,
-        compared.score(group_names),
-        metrics.score_classes(*flat),
-        {name: {} for name in baselines},
-        collapse_report(predicted[MODEL], labels, kind),
-        [],
-        describe_groups(groups),
-        groups,
-        kind,
-        baselines,
-    )
 
 
 def find_spread(values: FloatArray) -> Json:
@@ -185,42 +139,43 @@ def add_up(found: Sequence[Any], name: str = "") -> Any:
 
 def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     """Joins finished runs: scores, predictions, report, card and the list of models; returns `all_results.json`."""
+    args = run.model_args
     tested = [part for part in parts if part.is_tested]
     seeds = [[part for part in tested if part.seed == seed] for seed in dict.fromkeys(part.seed for part in tested)]
     records = [read_object(run.folder / part.folder / "all_results.json") for part in tested]
     first = records[0]
     kind = from_json(RunRecord, first).kind
-    resolve_measure(run.args, run.model_args.loss, kind)
+    resolve_measure(run.args, args.loss, kind)
     tables = [join_held(run.folder, each) for each in seeds]
-    every = [read_values(table, kind) for table in tables]
+    table = tables[0]
+    every = [read_values(one, kind) for one in tables]
     values = {name: average([one[name] for one in every]) for name in every[0] if all(name in one for one in every)}
-    rows = as_dataset(tables[0].select([name for name in tables[0].column_names if not name.startswith(OWN)]))
-    places = np.array([name.partition(" ")[0] for name in tables[0][GROUP].to_pylist()])
+    rows = as_dataset(table.select([name for name in table.column_names if not name.startswith(OWN)]))
+    places = np.array([name.partition(" ")[0] for name in table[GROUP].to_pylist()])
     folds = {part.fold.tested: np.flatnonzero(places == part.folder) for part in seeds[0] if part.fold}
 
-    def score(one: Mapping[str, Any], chosen: Any = None) -> dict[str, float]:
-        pair = [one[MODEL], one[LABEL]]
-        if chosen is not None:
-            pair = [[each[i] for i in chosen] if kind.per_residue else each[chosen] for each in pair]
-        given = {"kind": kind, "threshold": run.model_args.binder_threshold, "num_resamples": 0}
-        found = score_predictions(*pair, **given)
+    def score(one: Facts, chosen: Any = slice(None)) -> dict[str, float]:
+        pair = [one[name][chosen] for name in (MODEL, LABEL)]
+        found = score_predictions(*pair, kind=kind, threshold=args.binder_threshold, num_resamples=0)
         return {name: np.nan if each["value"] is None else each["value"] for name, each in found.items()}
 
-    single = [[score(one, chosen) for one in every] for chosen in folds.values() or [None]]
+    single = [[score(one, chosen) for one in every] for chosen in folds.values() or [slice(None)]]
     reports = [record["data"] for record in records[:: len(seeds)]]
     leaks = add_up([report["leaks"] for report in reports])
     named = {record["test"]["interval_by"] for record in records} - {None}
-    test = score_joined(run, rows, values, kind, find_resampled(tables[0], seeds[0], named), leaks)
+    groups = check_groups(find_resampled(table, seeds[0], named), len(rows))
+    labels = values.pop(LABEL)
+    compared = Compared(values, labels, kind, args.binder_threshold, run.args.seed, groups)
+    test = score_rows(compared, rows, run.args, run.data_args.group_column, leaks)
+    test.baselines = {name: {} for name in test.predicted_by}
     scores = test.to_dict()
-    notes = {name: [*dict.fromkeys(chain(*(one[name] for one in reports)))] for name in ("notes", "warnings")}
-    required = read_requirements(run.model_args, run.data_args, kind)
-    asked = {**vars(run.args), **vars(run.model_args)}
+    required = read_requirements(args, run.data_args, kind)
+    asked = {**vars(run.args), **vars(args)}
     results = {
         **{name: first[name] for name in OF_RUN if name in first},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": run.args.seed,
         "settings": {**first["settings"], **{name: asked[name] for name in OF_COMMAND}},
-        "settings_from": {name: origin for name, origin in run.parser.origins.items() if origin != "default"},
         "costs": {
             **first["costs"],
             "wall_s": None,
@@ -232,14 +187,17 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
         "requirements": check_requirements(required, {**first["train"], **test.scores[MODEL]}),
         "data": {
             **reports[0],
-            **{name: each[:MAX_NOTES] for name, each in notes.items()},
+            **{
+                name: [*dict.fromkeys(chain(*(one[name] for one in reports)))][:MAX_NOTES]
+                for name in ("notes", "warnings")
+            },
             "leaks": leaks,
             "sizes": {**reports[0]["sizes"], "test": len(rows)},
         },
         "repeats": {
-            "final_model": run.model_args.final_model,
+            "final_model": args.final_model,
             "folds": [
-                {"fold": name, "num_rows": len(chosen), "scores": score(values, chosen)}
+                {"fold": name, "num_rows": len(chosen), "scores": score({**values, LABEL: labels}, chosen)}
                 for name, chosen in folds.items()
             ],
             "seeds": [{"seed": each[0].seed, "scores": score(one)} for each, one in zip(seeds, every)],
@@ -251,9 +209,9 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     page = task.describe(results)
     assert page is not None
     results["page"] = page_record(page)
-    members = [part.folder for part in parts if part.is_tested == (run.model_args.final_model == "mean")]
-    write_members(run.folder, members)
-    write_test_files(run.folder, run.data_args.label_column, test, rows, pad(test.labels), test.outputs)
+    write_members(run.folder, [part.folder for part in parts if part.is_tested == (args.final_model == "mean")])
+    lengths = [len(row) for row in table[OWN + MODEL].to_pylist()] if kind.per_residue else []
+    write_test_files(run.folder, run.data_args.label_column, test, rows, kind.split_rows(test.outputs, lengths))
     shutil.copyfile(run.folder / tested[0].folder / "plan.json", run.folder / "plan.json")
     write_json(run.folder / "all_results.json", results)
     run.log.info("\n%s\n\n%s\n", test.table(), "\n".join(": ".join(one) for one in page.numbers))
@@ -261,13 +219,3 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     write_card(run.folder, repo_id=run.args.hub_model_id)
     run.log.info("Report: %s/report.html; the runs are in folders beside it.", run.folder)
     return results
-
-
-def pad(labels: Any) -> Any:
-    """Returns labels of rows as one array; of residues (n, longest), -100 behind the last of a row."""
-    if not isinstance(labels, list):
-        return labels
-    padded = np.full((len(labels), max(map(len, labels))), UNKNOWN, labels[0].dtype)
-    for row, values in zip(padded, labels):
-        row[: len(values)] = values
-    return padded

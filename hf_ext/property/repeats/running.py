@@ -24,12 +24,12 @@ from ...files import Json, write_text
 from ...hub import open_repository, push_folder
 from ...processes import do_on_main
 from ...reporting import read_object
-from ...tasks import Run, Task, with_absolute_path
+from ...tasks import Run, Task
 from ...text import start_run_log
 from ...training_args import FastTrainingArguments
 from ..arguments import AffinityArguments
 from ..scoring import read_requirements
-from .pooling import Part, conclude, save_held
+from .pooling import Part, conclude
 
 STATE = "repeats.json"  # arguments, rows, and which runs are finished
 # Beginnings of reasons why an argument may differ from run to run, that hold for one that is finished, too.
@@ -93,11 +93,8 @@ def find_folds_of(folds: str, data_args: DataArguments, rejected: Path | None = 
     if len(table.unique(SOURCE_ROW)) < len(table):
         raise DataError(f"--folds {folds}: {data_args.dataset_name} is several files. Join them in one.")
     values = np.unique(find_folds(table, data_args, find_whole(table, data_args))).tolist()
-    return sorted(values, key=_sort_key), table, loaded.kind
-
-
-def _sort_key(value: str) -> tuple[float, str]:
-    return (float(value) if value.isdecimal() else np.inf, value)
+    values.sort(key=lambda value: (float(value) if value.isdecimal() else np.inf, value))
+    return values, table, loaded.kind
 
 
 def plan_parts(run: Run) -> tuple[list[Part], Json]:
@@ -119,38 +116,43 @@ def plan_parts(run: Run) -> tuple[list[Part], Json]:
     return [Part(f"{start}seed_{seed}", fold, seed) for start, fold in folds.items() for seed in seeds], content
 
 
-def open_state(run: Run, rows: Json) -> list[str]:
-    """Returns which runs in the folder are finished; begins the record of a command that is new there.
+def open_state(run: Run, parts: Sequence[Part], rows: Json) -> Json:
+    """Returns what the record of a command says: `arguments`, `rows` and which runs are `finished`; begins one.
 
     Raises:
-        ArgumentError: the folder holds a single run, runs of other arguments or rows, or a model that was changed.
+        ArgumentError: the folder holds a single run, runs of other arguments or rows, runs that `parts` leave out, or a
+            model that was changed.
     """
     if (run.folder / MODEL_MANIFEST).is_file():
         raise ArgumentError(f"{run.folder} holds the model of a single run. Choose another --output_dir.")
     values = {**vars(run.args), **vars(run.data_args), **vars(run.model_args)}
-    names = [name for name in run.parser.origins if not FREE_TO_DIFFER.get(name, "").startswith(FREE)]
-    asked = {name: values[name] for name in sorted({*names} & values.keys() - {*GROWS})}
-    asked = json.loads(json.dumps({"arguments": asked, "rows": rows}, default=str))
-    found = read_object(run.folder / STATE)
-    if not found.get("finished") or run.args.resume == "no":
-        _write_state(run, {**asked, "finished": []})
-        return []
-    pairs = {name: (found["arguments"].get(name), value) for name, value in asked["arguments"].items()}
+    names = {name for name in run.parser.origins if not FREE_TO_DIFFER.get(name, "").startswith(FREE)}
+    asked = {name: values[name] for name in sorted(names & values.keys() - {*GROWS})}
+    state = json.loads(json.dumps({"arguments": asked, "rows": rows, "finished": []}, default=str))
+    before = read_object(run.folder / STATE)
+    if not before.get("finished") or run.args.resume == "no":
+        return state
+    pairs = {name: (before["arguments"].get(name), value) for name, value in state["arguments"].items()}
     changed = [f"--{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now]
-    changed += ["the rows are others"] if found["rows"] != asked["rows"] else []
+    changed += ["the rows are others"] if before["rows"] != state["rows"] else []
+    kept = {*(part.folder for part in parts), *(name for name in before["finished"] if name.startswith("final/"))}
+    if gone := [name for name in before["finished"] if name not in kept]:
+        changed.append(f"it leaves out {', '.join(gone[:MAX_LISTED])}, as --num_seeds are fewer")
     if changed:
         raise ArgumentError(
-            f"{run.folder} holds {len(found['finished'])} finished runs of another command: {'; '.join(changed)}. Give "
-            "what was, another --output_dir, or --resume no."
+            f"{run.folder} holds {len(before['finished'])} finished runs of another command: {'; '.join(changed)}. "
+            "Give what was, another --output_dir, or --resume no."
         )
-    finished = [name for name in found["finished"] if (run.folder / name / MODEL_MANIFEST).is_file()]
-    for name in finished:
+    state["finished"] = [name for name in before["finished"] if (run.folder / name / MODEL_MANIFEST).is_file()]
+    for name in state["finished"]:
         check_model(run.folder / name)
-    return finished
+    return state
 
 
-def _write_state(run: Run, state: Json) -> None:
-    write_text(run.folder / STATE, json.dumps(state, indent=1) + "\n")
+def write_state(run: Run, state: Json) -> None:
+    """Writes the record of a command; of several processes the main one does."""
+    if run.args.process_index == 0:
+        write_text(run.folder / STATE, json.dumps(state, indent=1) + "\n")
 
 
 def repeat(task: Task, run: Run) -> Json:
@@ -167,27 +169,21 @@ def repeat(task: Task, run: Run) -> Json:
     """
     parts, rows = plan_parts(run)
     args = run.args
-    finished = do_on_main(args, lambda: open_state(run, rows))
-    planned = {part.folder for part in parts}
-    if gone := [name for name in finished if name not in planned and not name.startswith("final/")]:
-        raise ArgumentError(
-            f"{run.folder} holds finished runs that this command leaves out ({', '.join(gone[:MAX_LISTED])}). Ask for "
-            "as many --num_seeds as before, or more, or give another --output_dir."
-        )
+    state = do_on_main(args, lambda: open_state(run, parts, rows))
+    write_state(run, state)
     hub = {"token": args.hub_token, "private": args.hub_private_repo is not False, "revision": args.hub_revision}
     repository = args.hub_model_id or run.folder.absolute().name
     if args.push_to_hub:
         repository = do_on_main(args, lambda: open_repository(repository, **hub))
-    left = [part for part in parts if part.folder not in finished]
+    left = [part for part in parts if part.folder not in state["finished"]]
     run.log.info("%d runs: %d finished before, %d to make.", len(parts), len(parts) - len(left), len(left))
     run.shared = {"seed": args.seed, "layers": {}}
     for part in left:
         run.log.info("Run %d of %d: %s", 1 + parts.index(part), len(parts), part.folder)
         take_part(task, run, part, part == left[-1])
         start_run_log(run.folder, args.process_index == 0)
-        if args.process_index == 0:
-            state = read_object(run.folder / STATE)
-            _write_state(run, {**state, "finished": [*state["finished"], part.folder]})
+        state["finished"].append(part.folder)
+        write_state(run, state)
     if args.process_index:
         return {}
     results = conclude(task, run, parts)
@@ -207,16 +203,5 @@ def take_part(task: Task, run: Run, part: Part, is_last: bool) -> None:
     made.is_last = is_last
     made.shared = run.shared
     with made:
-        data = task.load(made)
-        data.requirements = []  # of all rows together
-        trainer = made.build_trainer(**task.build(made, data))
-        trained = task.train(made, trainer, data)
-        task.save(made, trainer)
-        facts: Json = {"data": with_absolute_path(data.loaded.report, "source"), "label_kind": data.loaded.kind.stored}
-        if part.is_tested:
-            facts = task.score(made, trainer, trained, data)
-            if trainer.is_world_process_zero():
-                save_held(made.folder, data.splits["test"], data.scored)
-        made.finish(trainer, trained, facts)
-    del trainer, data
+        task.take_steps(made)
     gc.collect()  # what trainers hold goes in circles
