@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
     "predict": ("hf_ext.finished.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
     "embed": ("hf_ext.finished.embed", "embed proteins: HDF5, .npz or Parquet, by protein or residue"),
+    "score-variants": ("hf_ext.finished.score_variants", "score substitutions by a masked model, no labels"),
     "evaluate": ("hf_ext.finished.evaluate", "score trained models on labelled rows, and compare them"),
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),

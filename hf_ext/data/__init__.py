@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .loading import LoadedData, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
     from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence, clean_chains
-    from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
+    from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns, read_parts
     from .split_report import find_missing, leak_report
     from .splits import draw_rows, find_folds, find_whole
 else:

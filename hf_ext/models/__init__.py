@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         load_encoder,
         load_tokenizer,
         read_encoder,
+        without_load_report,
     )
     from .ensemble import (
         DIRECTIONS,

@@ -163,7 +163,7 @@ def load_encoder(
         remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
     with (
         reading(f"Encoder {spec.name_or_path!r} cannot be loaded", spec.name_or_path, remedy),
-        _without_load_report(),
+        without_load_report(),
         whole_weights(),
     ):
         encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
@@ -189,7 +189,7 @@ def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 @contextmanager
-def _without_load_report() -> Iterator[None]:
+def without_load_report() -> Iterator[None]:
     """Silences transformers' list of weights that an encoder without its pretraining head does not use."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
