@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .residues import FITTERS
     from .ridge import solve_ridges
     from .zero_shot import (
-        By,
         SubstitutionTable,
         check_wild_type,
         load_masked_lm,

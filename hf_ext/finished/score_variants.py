@@ -4,17 +4,16 @@
 
 The score of a substitution is log p(new residue) - log p(the wild type's own), in nats, with its position masked (--by
 masked: a pass for each residue), or by the protein as it is (--by wild_type: one pass). OUTPUT gets substitutions.csv,
-all of them, and heatmap.png. Of a table of variants, whole sequences or substitutions (A23G:D40N), it also gets
-scores.csv: all columns of the table, `source_row`, and `zero_shot_score`, the sum over a row's substitutions. A row of
-another length than the wild type has none. --label_column NAME says how well scores order measured numbers, by
-Spearman's correlation with its interval.
+the 20 residues at each position, and heatmap.png. Of a table of variants, whole sequences or substitutions
+(A23G:D40N), it also gets scores.csv: all columns of the table, `source_row`, and `zero_shot_score`, the sum over a
+row's substitutions. A row of another length than the wild type has none. --label_column NAME says how well scores
+order measured numbers, by Spearman's correlation with its interval.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -35,10 +34,8 @@ if TYPE_CHECKING:
 
 SCORE = "zero_shot_score"
 WRITTEN_OUT = "mutated_sequence"  # column that --mutation_column adds
-PER_LINE = 100  # residues of a heat map
-MAX_LINES = 100  # of one: a picture ends at 65,535 pixels
+PER_LINE = 100  # residues of a heat map, and of long ones a hundredth: a picture ends at 65,535 pixels
 SUBSTITUTION = re.compile(r"([A-Z])(\d+)([A-Z])")
-NO_SUBSTITUTION = ("WT", "_WT")  # how tables name the wild type
 
 
 @dataclass
@@ -48,9 +45,7 @@ class ScoreVariantsArguments:
     _argument_group_name = "scoring"  # in --help
     _only_reads = "score-variants"
 
-    encoder: str = option(
-        MISSING, "Hub id or folder of a masked language model with its head, as hf-ext mlm writes it."
-    )
+    encoder: str = option(MISSING, "Hub id or folder of a masked language model with its head, also of hf-ext mlm.")
     wild_type: str = option(MISSING, "The protein: its sequence, or a FASTA file with it alone.")
     output: str = option("variants", "New folder for substitutions.csv, heatmap.png and, of a table, scores.csv.")
     revision: str | None = option(None, "Commit, tag or branch of the encoder on the Hub.")
@@ -64,21 +59,14 @@ class ScoreVariantsArguments:
         f"out in a column {WRITTEN_OUT}.",
     )
     label_column: str | None = option(None, "Column of measured numbers, to say how well scores order them.")
-    use_cpu: bool = option(False, "Compute on the CPU where there is an accelerator.")
     bf16: bool = option(False, "Compute in bfloat16.")
     fp16: bool = option(False, "Compute in float16.")
-    disable_tqdm: bool = option(False, "Show no progress bar.")
 
     def __post_init__(self) -> None:
         check_choices(self)
         for one, other in (("bf16", "fp16"), ("sequence_column", "mutation_column")):
             if getattr(self, one) and getattr(self, other):
                 raise ArgumentError(f"--{one} and --{other} say different things: give one of both.")
-
-    @property
-    def column(self) -> str:
-        """Column of whole sequences."""
-        return WRITTEN_OUT if self.mutation_column else self.sequence_column or "sequence"
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -93,66 +81,44 @@ def main(argv: Sequence[str] | None = None) -> Path:
     with quick_imports():  # here, so that --help waits for no model code
         import torch
 
-        from ..baselines import load_masked_lm, score_rows, score_substitutions
+        from ..baselines import load_masked_lm, score_substitutions
         from ..checkpoints import make_folder
-        from ..data import SOURCE_ROW, STANDARD, label_array
-        from ..evaluation import score_predictions
+        from ..data import STANDARD
         from ..files import write_csv
         from ..models import load_tokenizer
         from ..processes import refuse_several
         from ..property import find_device
         from ..reporting import write_png
-        from ..text import is_watched, score, seconds, start_run_log
+        from ..text import start_run_log
 
     refuse_several("score-variants")
     log = start_run_log(None)
-    for name in ("sequence_column", "mutation_column", "label_column"):
-        if getattr(own, name) and not reading.dataset_name:
-            raise ArgumentError(f"--{name} is of a table: give --dataset_name, too, or leave it out.")
     if reading.streaming or reading.too_long != "window":
         raise ArgumentError("Tables are read at once, long proteins in windows: leave --streaming and --too_long out.")
+    if not reading.dataset_name and (own.sequence_column or own.mutation_column or own.label_column):
+        raise ArgumentError("Columns are of a table: give --dataset_name, too, or leave them out.")
     folder = Path(own.output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"--output {own.output}: not empty. Nothing is overwritten: give a new folder.")
     wild_type = read_wild_type(own.wild_type)
     make_folder(folder, "--output")
-    loaded = load_rows(own, reading, wild_type, folder) if reading.dataset_name else None
-    model: Any = load_masked_lm(own.encoder, own.revision)
-    half = torch.bfloat16 if own.bf16 else torch.float16
-    start = time.perf_counter()
-    table = score_substitutions(
-        model.to("cpu" if own.use_cpu else find_device()),
-        load_tokenizer(own.encoder, own.revision),
-        wild_type,
-        own.by,
-        max_residues=reading.max_residues,
-        dtype=half if own.bf16 or own.fp16 else None,
-        show_progress=is_watched() and not own.disable_tqdm,
-    )
-    spent = seconds(time.perf_counter() - start)
-    is_new = np.array([*wild_type])[:, None] != np.array([*STANDARD])
-    positions, letters = np.nonzero(is_new)
-    substitutions = {
-        "position": positions + 1,
-        "wild_type": [wild_type[i] for i in positions],
-        "residue": [STANDARD[i] for i in letters],
-        "score": table[is_new],
+    rows = load_rows(own, reading, wild_type, folder) if reading.dataset_name else None
+    model: Any = load_masked_lm(own.encoder, own.revision).to(find_device())  # type: ignore[arg-type]
+    if own.bf16 or own.fp16:
+        model.to(torch.bfloat16 if own.bf16 else torch.float16)
+    tokenizer = load_tokenizer(own.encoder, own.revision)
+    table = score_substitutions(model, tokenizer, wild_type, own.by, reading.max_residues)
+    columns = {
+        "position": np.repeat(range(1, len(table) + 1), len(STANDARD)),
+        "wild_type": np.repeat([*wild_type], len(STANDARD)),
+        "residue": [*STANDARD] * len(table),
+        "score": table.ravel(),
     }
-    write_csv(folder / "substitutions.csv", substitutions)
+    write_csv(folder / "substitutions.csv", columns)
     write_png(draw_heat_map(table, wild_type), folder / "heatmap.png")
-    log.info("%d substitutions of %d residues, scored in %s, are in %s.", len(letters), len(wild_type), spent, folder)
-    if loaded is not None:
-        scores = score_rows(table, wild_type, loaded.table[own.column][:])
-        known = np.isfinite(scores)
-        as_read = {name: loaded.as_read[name][:] for name in loaded.as_read.column_names}
-        added = {SOURCE_ROW: loaded.table[SOURCE_ROW][:], SCORE: scores}
-        write_csv(folder / "scores.csv", {**as_read, **added})
-        if not known.all():
-            told = "have no score: they have another length than the wild type, or a letter that is no residue"
-            log.warning("%d of %d rows %s.", len(known) - known.sum(), len(known), told)
-        if own.label_column:
-            found = score_predictions(scores[known], label_array(loaded.table)[known], threshold=None)
-            log.info("Spearman with %s: %s, %d rows.", own.label_column, score(found["spearman"]), known.sum())
+    if rows is not None:
+        write_scores(own, rows, table, wild_type, folder / "scores.csv")
+    log.info("All substitutions of %d residues are scored in %s.", len(table), folder)
     return folder
 
 
@@ -178,32 +144,36 @@ def read_wild_type(given: str) -> str:
 
 
 def load_rows(own: ScoreVariantsArguments, reading: ReadingArguments, wild_type: str, folder: Path) -> Any:
-    """Loads variants as whole sequences, with all columns of their table, and the label where there is one.
+    """Loads variants as `load_sequences` does: whole sequences, all columns of their table, and labels if asked for.
 
     Raises:
         DataError: as `load_sequences`; none is as long as the wild type, or a column has a name that is written.
     """
     from ..data import REJECTED_FILE, load_sequences
 
-    labels: dict[str, Any] = {"label_column": [own.label_column], "task": "regression"} if own.label_column else {}
-    args = DataArguments(**vars(reading), sequence_columns=[own.column], **labels)
-    loaded = load_sequences(
-        args,
-        rejected=folder / REJECTED_FILE,
-        keeps_columns=True,
-        needs_labels=bool(labels),
-        table=write_out(own.mutation_column, reading, wild_type) if own.mutation_column else None,
+    column = own.sequence_column or "sequence"
+    given = None
+    if own.mutation_column:
+        column = WRITTEN_OUT
+        given = write_out(own.mutation_column, reading, wild_type)
+    args = DataArguments(**vars(reading), sequence_columns=[column])
+    if own.label_column:
+        args.label_column = [own.label_column]
+        args.task = "regression"
+    rejected = folder / REJECTED_FILE
+    loaded: Any = load_sequences(
+        args, rejected=rejected, keeps_columns=True, needs_labels=bool(own.label_column), table=given
     )
-    assert loaded.as_read is not None
-    if SCORE in loaded.as_read.column_names:
-        raise DataError(f"{reading.dataset_name} has a column {SCORE}, which is written here. Rename yours.")
-    lengths = sorted({*map(len, loaded.table[own.column][:])})
+    sequences = loaded.table[column][:]
+    lengths = sorted({*map(len, sequences)})
     if len(wild_type) not in lengths:
         raise DataError(
             f"{reading.dataset_name}: no row is as long as the wild type, {len(wild_type)} residues; they have "
             f"{lengths[0]} to {lengths[-1]}. Give --wild_type as rows have it, with tags and linkers."
         )
-    return loaded
+    if SCORE in loaded.as_read.column_names:
+        raise DataError(f"{reading.dataset_name} has a column {SCORE}, which is written here. Rename yours.")
+    return loaded, sequences
 
 
 def write_out(column: str, reading: ReadingArguments, wild_type: str) -> Any:
@@ -234,16 +204,36 @@ def check_substitutions(cell: object, wild_type: str) -> Checked:
 
     text = str(cell).strip().upper()
     sequence = [*wild_type]
-    for one in re.split(r"[\s:;,/+]+", text) if text not in NO_SUBSTITUTION else ():
+    for one in re.split(r"[\s:;,/+]+", text) if text != "WT" else ():
         found = SUBSTITUTION.fullmatch(one)
         if found is None:
             return Checked("", f"{one!r} is no substitution", "Write A23G, several as A23G:D40N, none as WT.")
-        place = int(found[2]) - 1
-        if wild_type[place : place + 1] != found[1]:
-            told = f"the wild type has {wild_type[place : place + 1] or 'nothing'} there"
-            return Checked("", f"{one!r}: {told}", "Count positions from 1 along --wild_type.")
-        sequence[place] = found[3]
+        place = int(found[2])
+        if [*wild_type[place - 1 : place]] != [found[1]]:
+            return Checked("", f"{one!r} is not of the wild type", "Count positions from 1 along --wild_type.")
+        sequence[place - 1] = found[3]
     return Checked("".join(sequence))
+
+
+def write_scores(own: ScoreVariantsArguments, rows: Any, table: Any, wild_type: str, path: Path) -> None:
+    """Writes the scores of `load_rows`, and says how many rows have none and how well scores order labels."""
+    from ..baselines import score_rows
+    from ..data import SOURCE_ROW, label_array
+    from ..evaluation import score_predictions
+    from ..files import write_csv
+    from ..text import LOGGER, score
+
+    loaded, sequences = rows
+    scores = score_rows(table, wild_type, sequences)
+    columns = {name: loaded.as_read[name][:] for name in loaded.as_read.column_names}
+    write_csv(path, {**columns, SOURCE_ROW: loaded.table[SOURCE_ROW][:], SCORE: scores})
+    known = np.isfinite(scores)
+    if not known.all():
+        told = "have no score: they have another length than the wild type, or a letter that is no residue"
+        LOGGER.warning("%d of %d rows %s.", len(known) - known.sum(), len(known), told)
+    if own.label_column:
+        found = score_predictions(scores[known], label_array(loaded.table)[known], threshold=None)
+        LOGGER.info("Spearman with %s: %s, %d rows.", own.label_column, score(found["spearman"]), known.sum())
 
 
 def draw_heat_map(table: np.ndarray, wild_type: str) -> Figure:
@@ -255,19 +245,18 @@ def draw_heat_map(table: np.ndarray, wild_type: str) -> Figure:
 
     from ..data import STANDARD
 
-    per_line = max(PER_LINE, -(-len(wild_type) // MAX_LINES))
+    per_line = max(PER_LINE, len(wild_type) // 100)
     starts = range(0, len(wild_type), per_line)
     figure = Figure(figsize=(14, 2.6 * len(starts)), layout="constrained")
     lines = figure.subplots(len(starts), squeeze=False)[:, 0]
-    most = float(np.quantile(np.abs(table), 0.99)) or 1.0
+    most = np.quantile(np.abs(table), 0.99)
     for start, axes in zip(starts, lines):
         part = table[start : start + per_line]
-        image = axes.imshow(part.T, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
-        own = [STANDARD.index(letter) for letter in wild_type[start : start + per_line]]
-        axes.scatter(range(len(own)), own, s=5, color="black")
-        axes.set_xlim(-0.5, per_line - 0.5)
+        positions = start + 1 + np.arange(len(part))
+        edges = (positions[0] - 0.5, positions[-1] + 0.5, len(STANDARD) - 0.5, -0.5)
+        image = axes.imshow(part.T, cmap="RdBu", vmin=-most, vmax=most, aspect="auto", extent=edges)
+        axes.plot(positions, [STANDARD.index(wild_type[i - 1]) for i in positions], "k.", markersize=3)
+        axes.set_xlim(start + 0.5, start + per_line + 0.5)
         axes.set_yticks(range(len(STANDARD)), [*STANDARD], fontsize=7)
-        ticks = range(9, len(own), 10)
-        axes.set_xticks(ticks, [f"{wild_type[start + i]}{start + i + 1}" for i in ticks], fontsize=8)
     figure.colorbar(image, ax=lines, label="log p(residue) - log p(wild type)")
     return figure
