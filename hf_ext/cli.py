@@ -40,8 +40,7 @@ The Hugging Face Trainer for protein language models on the hardware you have.
   hf-ext train --help all         every flag
   hf-ext train --config my.yaml   a file of yours (gb1.yaml is one to copy)
   hf-ext --version                the version of hf_ext
-  hf-ext --path                   the paths of all files that come with it
-  hf-ext --path NAME              the path of one, to copy or to launch with:
+  hf-ext --path [NAME]            files that come with it, to copy, to launch:
 
   accelerate launch --config_file $(hf-ext --path ddp.yaml) --num_processes 2 \\
       -m hf_ext train

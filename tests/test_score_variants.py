@@ -161,7 +161,7 @@ def test_half_precision_and_the_wild_type_as_it_is_give_other_numbers(run):
     scores = {}
     for name, words in {"plain": [], "half": ["--bf16"], "once": ["--by", "wild_type"]}.items():
         scores[name] = np.array([float(one["score"]) for one in read(run(name, *words) / "substitutions.csv")])
-    assert 0 < farthest(scores["half"], scores["plain"]) < 0.2
+    assert 0 < farthest(scores["half"], scores["plain"]) < 0.5 < np.ptp(scores["plain"]) / 20
     assert farthest(scores["once"], scores["plain"]) > 0.01
 
 
@@ -178,7 +178,6 @@ def test_what_cannot_be_scored_is_refused_with_its_reason(run, tables, demo_enco
         (ArgumentError, "not empty", ["--output", str(tables)], {}),
         (ArgumentError, "Columns are of a table", ["--label_column", "y"], {}),
         (ArgumentError, "give one of both", ["--bf16", "--fp16"], {}),
-        (ArgumentError, "give one of both", [*short, *column, "--sequence_column", "x"], {}),
         (ArgumentError, "leave --streaming", [*whole, "--streaming"], {}),
         (DataError, "no column 'sequence'", whole, {}),
         (DataError, "no row .* 4 residues; they have 3 to 12", [*whole, "--sequence_column", "protein"], short_one),

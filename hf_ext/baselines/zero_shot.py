@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from ..checkpoints import check_finite, check_model
@@ -54,18 +54,24 @@ def zero_shot_table(
     if name_or_path == VECTORS:
         return None
     try:
-        model: Any = load_masked_lm(name_or_path, revision)
+        model = load_masked_lm(name_or_path, revision, device)
     except NoMaskedHeadError:
         return None
-    return score_substitutions(model.to(device), load_tokenizer(name_or_path, revision), wild_type)
+    return score_substitutions(model, load_tokenizer(name_or_path, revision), wild_type)
 
 
-def load_masked_lm(name_or_path: str, revision: str | None = None) -> PreTrainedModel:
-    """Loads a masked language model with its head, in float32 and for evaluation.
+def load_masked_lm(
+    name_or_path: str,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:
+    """Loads a masked language model with its head, for evaluation.
 
     Args:
         name_or_path: Hub id or folder, also one that `hf-ext mlm` wrote.
         revision: commit, tag or branch on the Hub.
+        device, dtype: where its weights are, and what they are in.
 
     Raises:
         NoMaskedHeadError: its kind has no masked head, or its weights lack it, so that it would be random.
@@ -85,7 +91,7 @@ def load_masked_lm(name_or_path: str, revision: str | None = None) -> PreTrained
         model, info = AutoModelForMaskedLM.from_pretrained(
             name_or_path,
             revision=spec.revision,
-            dtype="float32",
+            dtype=dtype,
             trust_remote_code=False,
             output_loading_info=True,
         )
@@ -95,7 +101,7 @@ def load_masked_lm(name_or_path: str, revision: str | None = None) -> PreTrained
             f"in all), and scores by new ones would be random. {remedy}"
         )
     check_finite(name_or_path, model.state_dict())
-    return model.eval()
+    return model.eval().to(device)
 
 
 def check_wild_type(wild_type: str) -> None:
@@ -107,8 +113,8 @@ def check_wild_type(wild_type: str) -> None:
 
 @torch.no_grad()
 def score_substitutions(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     wild_type: str,
     by: Literal["masked", "wild_type"] = "masked",
     max_residues: int | None = None,

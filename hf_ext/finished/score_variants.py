@@ -52,7 +52,7 @@ class ScoreVariantsArguments:
     by: Literal["masked", "wild_type"] = option(
         "masked", "masked: each position is masked once. wild_type: one pass over the protein as it is."
     )
-    sequence_column: str | None = option(None, "Column of the table with whole sequences; left out: sequence.")
+    sequence_column: str = option("sequence", "Column of the table with whole sequences.")
     mutation_column: str | None = option(
         None,
         "Instead: column with substitutions, counted from 1 along --wild_type, such as A23G:D40N; WT for none. Written "
@@ -64,9 +64,8 @@ class ScoreVariantsArguments:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for one, other in (("bf16", "fp16"), ("sequence_column", "mutation_column")):
-            if getattr(self, one) and getattr(self, other):
-                raise ArgumentError(f"--{one} and --{other} say different things: give one of both.")
+        if self.bf16 and self.fp16:
+            raise ArgumentError("--bf16 and --fp16: give one of both.")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     log = start_run_log(None)
     if reading.streaming or reading.too_long != "window":
         raise ArgumentError("Tables are read at once, long proteins in windows: leave --streaming and --too_long out.")
-    if not reading.dataset_name and (own.sequence_column or own.mutation_column or own.label_column):
+    if not reading.dataset_name and (own.mutation_column or own.label_column):
         raise ArgumentError("Columns are of a table: give --dataset_name, too, or leave them out.")
     folder = Path(own.output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -103,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     wild_type = read_wild_type(own.wild_type)
     make_folder(folder, "--output")
     rows = load_rows(own, reading, wild_type, folder) if reading.dataset_name else None
-    model: Any = load_masked_lm(own.encoder, own.revision).to(find_device())  # type: ignore[arg-type]
-    if own.bf16 or own.fp16:
-        model.to(torch.bfloat16 if own.bf16 else torch.float16)
+    half = torch.bfloat16 if own.bf16 else torch.float16
+    dtype = half if own.bf16 or own.fp16 else torch.float32
+    model = load_masked_lm(own.encoder, own.revision, find_device(), dtype)
     tokenizer = load_tokenizer(own.encoder, own.revision)
     table = score_substitutions(model, tokenizer, wild_type, own.by, reading.max_residues)
     columns = {
@@ -143,15 +142,17 @@ def read_wild_type(given: str) -> str:
     return str(checked.value)
 
 
-def load_rows(own: ScoreVariantsArguments, reading: ReadingArguments, wild_type: str, folder: Path) -> Any:
-    """Loads variants as `load_sequences` does: whole sequences, all columns of their table, and labels if asked for.
+def load_rows(
+    own: ScoreVariantsArguments, reading: ReadingArguments, wild_type: str, folder: Path
+) -> tuple[Any, list[str]]:
+    """Loads variants as `load_sequences` does, with all columns, and labels if asked for; and their whole sequences.
 
     Raises:
         DataError: as `load_sequences`; none is as long as the wild type, or a column has a name that is written.
     """
     from ..data import REJECTED_FILE, load_sequences
 
-    column = own.sequence_column or "sequence"
+    column = own.sequence_column
     given = None
     if own.mutation_column:
         column = WRITTEN_OUT
@@ -189,7 +190,7 @@ def write_out(column: str, reading: ReadingArguments, wild_type: str) -> Any:
 
     name = str(reading.dataset_name)
     parts = read_parts(name, config_name=reading.dataset_config_name, revision=reading.dataset_revision)
-    data: Any = concatenate_datasets([part.data for part in parts])  # type: ignore[type-var]  # no stream
+    data: Any = concatenate_datasets([part.data for part in parts])
     check_columns(data.column_names, [column], name)
     check = partial(check_substitutions, wild_type=wild_type)
     cells = check_cells(data[column][:], check, column, np.array(data[SOURCE_ROW][:]))
@@ -215,7 +216,9 @@ def check_substitutions(cell: object, wild_type: str) -> Checked:
     return Checked("".join(sequence))
 
 
-def write_scores(own: ScoreVariantsArguments, rows: Any, table: Any, wild_type: str, path: Path) -> None:
+def write_scores(
+    own: ScoreVariantsArguments, rows: tuple[Any, list[str]], table: np.ndarray, wild_type: str, path: Path
+) -> None:
     """Writes the scores of `load_rows`, and says how many rows have none and how well scores order labels."""
     from ..baselines import score_rows
     from ..data import SOURCE_ROW, label_array
