@@ -53,6 +53,7 @@ _BY_REASON = {
         sequence_columns missing_chains numeric_columns category_columns label_column marker_classes mask_column
         mask_file censor_column group_column task split_column split split_sizes split_seed fold folds cluster_column
         cluster_identity cluster_file max_train_samples filter filter_train max_validation_samples stage
+        wild_type mutation_column
         antigen_column heavy_column light_column may_lack_light min_affinity distill_from unlabelled label_hierarchy
     """,
     "makes the model, its loss or its collator, which are compared": """

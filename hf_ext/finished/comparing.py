@@ -143,7 +143,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     by = run.record.test.interval_by
     resampled = None
     if by:
-        is_cluster = by == "cluster" and SPLIT_CLUSTER in columns
+        is_cluster = by in ("cluster", "position") and SPLIT_CLUSTER in columns
         resampled = ResamplingGroups.of(by, columns[SPLIT_CLUSTER if is_cluster else by])
     group_names = columns[args.group_column] if args.group_column else None
     source = f"test rows of {run.folder}"

@@ -27,6 +27,8 @@ HINTS = {  # what was found -> what to do next
     "tuned": "Fine-tuning was not shown to pay: {tuned} Next: `hf-ext compare --sides frozen {training} --`, with the "
     "other flags of this run, compares both on one split.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
+    "better, random variants": "Next: --split position tests on positions that no training row changes, --split "
+    "mutations on rows with more substitutions than those of training.",
     "undecided": "Next: more test rows than these {num_rows:,} decide{sizes}.",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
@@ -50,7 +52,8 @@ def make_advice(report: Mapping[str, Any], settings: Mapping[str, Any], folder: 
     if verdict.outcome == "better":
         is_frozen = set(settings["tower_training"]) == {"frozen"} and not settings.get("embeddings")
         found = ["better, frozen"] if is_frozen else []
-        found += ["better, random split"] if rule == "random" and not report.get("streaming") else []
+        harder = "better, random variants" if report.get("variants") else "better, random split"
+        found += [harder] if rule == "random" and not report.get("streaming") else []
     elif verdict.outcome in ("undecided", "undefined"):
         found = ["undecided"]
     else:
