@@ -125,7 +125,7 @@ def read(path):
 @pytest.fixture
 def tables(tmp_path):
     """The same variants as sequences and as substitutions."""
-    rows = (("MKTAYIAKQRWE", "WT", 1), ("MKTGYIAKQRWE", "A4G", 3), ("MRTGYIAKQRWE", "k2r, A4G", 2))
+    rows = (("MKTAYIAKQRWE", "WT", 1), ("MKTGYIAKQRWE", "A4G", 3), ("MRTGYIAKQRWE", "K2R, A4G", 2))
     whole = "".join(f"{sequence},{label},=x\n" for sequence, _, label in rows)
     (tmp_path / "whole.csv").write_text(f"protein,y,note\n{whole}MKT,5,=x\n")
     (tmp_path / "short.csv").write_text("variant,y\n" + "".join(f'"{one}",{label}\n' for _, one, label in rows))
@@ -150,10 +150,10 @@ def test_the_command_writes_every_substitution_a_picture_and_the_scores_of_a_tab
     said = capsys.readouterr().out
     assert "1 of 4 rows have no score" in said
     assert "Spearman with y: " in said
-    (tables / "w.fasta").write_text(f">w\n{WILD_TYPE[:7].lower()}\n{WILD_TYPE[7:]}*\n")
+    (tables / "w.fasta").write_text(f">w\n{WILD_TYPE[:7].lower()}\n{WILD_TYPE[7:]}\n")
     words = ["--dataset_name", str(tables / "short.csv"), "--mutation_column", "variant"]
     again = read(run("b", *words, wild_type=str(tables / "w.fasta")) / "scores.csv")
-    assert [one["mutated_sequence"] for one in again] == [one["protein"] for one in rows[:3]]
+    assert [one["variant"] for one in again] == ["WT", "A4G", "K2R, A4G"]
     assert [one["zero_shot_score"] for one in again] == [one["zero_shot_score"] for one in rows[:3]]
 
 
@@ -169,19 +169,20 @@ def test_what_cannot_be_scored_is_refused_with_its_reason(run, tables, demo_enco
     whole, short = (["--dataset_name", str(tables / name)] for name in ("whole.csv", "short.csv"))
     (tables / "two.fasta").write_text(">a\nMKT\n>b\nMKV\n")
     column = ["--mutation_column", "variant"]
-    short_one = {"wild_type": "MKTA"}
     for error, told, words, more in (
         (ArgumentError, "no masked head", [], {"encoder": demo_encoders[1]}),
         (ArgumentError, "has other letters than ACDEF", [], {"wild_type": "MKBT"}),
-        (DataError, "2 sequences. Give one protein", [], {"wild_type": str(tables / "two.fasta")}),
-        (DataError, "file not found", [], {"wild_type": str(tables / "none.fasta")}),
+        (DataError, "holds 2 sequences", [], {"wild_type": str(tables / "two.fasta")}),
+        (DataError, "No such file", [], {"wild_type": str(tables / "none.fasta")}),
         (ArgumentError, "not empty", ["--output", str(tables)], {}),
-        (ArgumentError, "Columns are of a table", ["--label_column", "y"], {}),
+        (ArgumentError, "Columns, and .* are of a table", ["--label_column", "y"], {}),
+        (ArgumentError, "a wild type that is looked for, are of a table", [], {"wild_type": "auto"}),
+        (DataError, "no protein is found", [*whole, "--sequence_column", "protein"], {"wild_type": "auto"}),
         (ArgumentError, "give one of both", ["--bf16", "--fp16"], {}),
         (ArgumentError, "leave --streaming", [*whole, "--streaming"], {}),
         (DataError, "no column 'sequence'", whole, {}),
-        (DataError, "no row .* 4 residues; they have 3 to 12", [*whole, "--sequence_column", "protein"], short_one),
-        (DataError, "row 4, column 'variant'.*'K2R' is not of the wild type", [*short, *column], {"wild_type": "MA"}),
+        (DataError, "most of its length", [*whole, "--sequence_column", "protein"], {"wild_type": "MKTA"}),
+        (DataError, "row 4, column 'variant'.*'K2R': there is 'A'", [*short, *column], {"wild_type": "MAAA"}),
         (DataError, "no column 'absent'", [*short, "--mutation_column", "absent"], {}),
     ):  # fmt: skip
         with pytest.raises(error, match=told):

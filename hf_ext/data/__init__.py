@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from .loading import LoadedData, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
     from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence, clean_chains
-    from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns, read_parts
+    from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
     from .split_report import find_missing, leak_report
     from .splits import draw_rows, find_folds, find_whole
     from .variants.features import Variants
     from .variants.substitutions import find_substitutions
-    from .variants.wild_type import find_wild_type, read_mutations, read_wild_type
+    from .variants.wild_type import find_variants, find_wild_type, read_mutations, read_wild_type
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

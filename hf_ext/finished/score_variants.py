@@ -12,11 +12,8 @@ order measured numbers, by Spearman's correlation with its interval.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,12 +27,8 @@ from ..startup import quick_imports
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..labels import Checked
-
 SCORE = "zero_shot_score"
-WRITTEN_OUT = "mutated_sequence"  # column that --mutation_column adds
 PER_LINE = 100  # residues of a heat map, and of long ones a hundredth: a picture ends at 65,535 pixels
-SUBSTITUTION = re.compile(r"([A-Z])(\d+)([A-Z])")
 
 
 @dataclass
@@ -46,18 +39,12 @@ class ScoreVariantsArguments:
     _only_reads = "score-variants"
 
     encoder: str = option(MISSING, "Hub id or folder of a masked language model with its head, also of hf-ext mlm.")
-    wild_type: str = option(MISSING, "The protein: its sequence, or a FASTA file with it alone.")
     output: str = option("variants", "New folder for substitutions.csv, heatmap.png and, of a table, scores.csv.")
     revision: str | None = option(None, "Commit, tag or branch of the encoder on the Hub.")
     by: Literal["masked", "wild_type"] = option(
         "masked", "masked: each position is masked once. wild_type: one pass over the protein as it is."
     )
     sequence_column: str = option("sequence", "Column of the table with whole sequences.")
-    mutation_column: str | None = option(
-        None,
-        "Instead: column with substitutions, counted from 1 along --wild_type, such as A23G:D40N; WT for none. Written "
-        f"out in a column {WRITTEN_OUT}.",
-    )
     label_column: str | None = option(None, "Column of measured numbers, to say how well scores order them.")
     bf16: bool = option(False, "Compute in bfloat16.")
     fp16: bool = option(False, "Compute in float16.")
@@ -80,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     with quick_imports():  # here, so that --help waits for no model code
         import torch
 
-        from ..baselines import load_masked_lm, score_substitutions
+        from ..baselines import check_wild_type, load_masked_lm, score_substitutions
         from ..checkpoints import make_folder
-        from ..data import STANDARD
+        from ..data import STANDARD, read_wild_type
         from ..files import write_csv
         from ..models import load_tokenizer
         from ..processes import refuse_several
@@ -94,14 +81,15 @@ def main(argv: Sequence[str] | None = None) -> Path:
     log = start_run_log(None)
     if reading.streaming or reading.too_long != "window":
         raise ArgumentError("Tables are read at once, long proteins in windows: leave --streaming and --too_long out.")
-    if not reading.dataset_name and (own.mutation_column or own.label_column):
-        raise ArgumentError("Columns are of a table: give --dataset_name, too, or leave them out.")
+    if not reading.dataset_name and (reading.wild_type == "auto" or reading.mutation_column or own.label_column):
+        raise ArgumentError("Columns, and a wild type that is looked for, are of a table: give --dataset_name, too.")
     folder = Path(own.output).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"--output {own.output}: not empty. Nothing is overwritten: give a new folder.")
-    wild_type = read_wild_type(own.wild_type)
     make_folder(folder, "--output")
-    rows = load_rows(own, reading, wild_type, folder) if reading.dataset_name else None
+    rows = load_rows(own, reading, folder) if reading.dataset_name else None
+    wild_type = rows[2] if rows else read_wild_type(reading.wild_type)
+    check_wild_type(wild_type)
     half = torch.bfloat16 if own.bf16 else torch.float16
     dtype = half if own.bf16 or own.fp16 else torch.float32
     model = load_masked_lm(own.encoder, own.revision, find_device(), dtype)
@@ -116,109 +104,36 @@ def main(argv: Sequence[str] | None = None) -> Path:
     write_csv(folder / "substitutions.csv", columns)
     write_png(draw_heat_map(table, wild_type), folder / "heatmap.png")
     if rows is not None:
-        write_scores(own, rows, table, wild_type, folder / "scores.csv")
+        write_scores(own, rows, table, folder / "scores.csv")
     log.info("All substitutions of %d residues are scored in %s.", len(table), folder)
     return folder
 
 
-def read_wild_type(given: str) -> str:
-    """Reads a protein: its sequence, or that of a FASTA file that holds no other.
+def load_rows(own: ScoreVariantsArguments, reading: ReadingArguments, folder: Path) -> tuple[Any, list[str], str]:
+    """Loads variants with all columns, and labels if asked for; returns them, their sequences, and the wild type.
 
     Raises:
-        ArgumentError: letters other than the 20 residues.
-        DataError: no such file, or one with several sequences; what is no protein.
+        DataError: as `load_sequences`; no row is as long as the wild type, or a column has a name that is written.
     """
-    from ..baselines import check_wild_type
-    from ..data import check_sequence, read_parts
+    from ..data import REJECTED_FILE, find_variants, load_sequences
 
-    sequences = [given]
-    if os.path.exists(given) or not given.strip("* ").isalpha():
-        sequences = [cell for part in read_parts(given, ["sequence"]) for cell in part.data["sequence"][:]]
-    checked = check_sequence(sequences[0], DataArguments())
-    if len(sequences) > 1 or checked.rule:
-        told = checked.rule or f"{len(sequences)} sequences"
-        raise DataError(f"--wild_type {given[:60]}: {told}. Give one protein, or a FASTA file with it alone.")
-    check_wild_type(checked.value)
-    return str(checked.value)
-
-
-def load_rows(
-    own: ScoreVariantsArguments, reading: ReadingArguments, wild_type: str, folder: Path
-) -> tuple[Any, list[str]]:
-    """Loads variants as `load_sequences` does, with all columns, and labels if asked for; and their whole sequences.
-
-    Raises:
-        DataError: as `load_sequences`; none is as long as the wild type, or a column has a name that is written.
-    """
-    from ..data import REJECTED_FILE, load_sequences
-
-    column = own.sequence_column
-    given = None
-    if own.mutation_column:
-        column = WRITTEN_OUT
-        given = write_out(own.mutation_column, reading, wild_type)
-    args = DataArguments(**vars(reading), sequence_columns=[column])
+    args = DataArguments(**vars(reading), sequence_columns=[own.sequence_column])
     if own.label_column:
         args.label_column = [own.label_column]
         args.task = "regression"
     rejected = folder / REJECTED_FILE
-    loaded: Any = load_sequences(
-        args, rejected=rejected, keeps_columns=True, needs_labels=bool(own.label_column), table=given
-    )
-    sequences = loaded.table[column][:]
-    lengths = sorted({*map(len, sequences)})
-    if len(wild_type) not in lengths:
-        raise DataError(
-            f"{reading.dataset_name}: no row is as long as the wild type, {len(wild_type)} residues; they have "
-            f"{lengths[0]} to {lengths[-1]}. Give --wild_type as rows have it, with tags and linkers."
-        )
+    loaded: Any = load_sequences(args, rejected=rejected, keeps_columns=True, needs_labels=bool(own.label_column))
     if SCORE in loaded.as_read.column_names:
         raise DataError(f"{reading.dataset_name} has a column {SCORE}, which is written here. Rename yours.")
-    return loaded, sequences
+    wild_type = find_variants(loaded.table, args).get("wild_type")
+    if wild_type is None:
+        raise DataError(
+            f"{reading.dataset_name}: no protein is found that most rows are variants of. Give --wild_type."
+        )
+    return loaded, loaded.table[own.sequence_column][:], wild_type
 
 
-def write_out(column: str, reading: ReadingArguments, wild_type: str) -> Any:
-    """Reads a table of substitutions, with a column more: the whole sequences that these make of the wild type.
-
-    Raises:
-        DataError: cells that are no substitutions of this protein, with their rows.
-    """
-    from datasets import concatenate_datasets
-
-    from ..data import SOURCE_ROW, check_columns, format_errors, read_parts
-    from ..labels import check_cells
-
-    name = str(reading.dataset_name)
-    parts = read_parts(name, config_name=reading.dataset_config_name, revision=reading.dataset_revision)
-    data: Any = concatenate_datasets([part.data for part in parts])
-    check_columns(data.column_names, [column], name)
-    check = partial(check_substitutions, wild_type=wild_type)
-    cells = check_cells(data[column][:], check, column, np.array(data[SOURCE_ROW][:]))
-    if cells.errors and reading.bad_rows == "error":
-        raise DataError(format_errors([(name, error) for error in cells.errors]))
-    return data.add_column(WRITTEN_OUT, [cells.checked[i].value for i in cells.found.number])
-
-
-def check_substitutions(cell: object, wild_type: str) -> Checked:
-    """Checks a cell such as A23G:D40N, also with commas or blanks between, and writes the sequence out."""
-    from ..labels import Checked
-
-    text = str(cell).strip().upper()
-    sequence = [*wild_type]
-    for one in re.split(r"[\s:;,/+]+", text) if text != "WT" else ():
-        found = SUBSTITUTION.fullmatch(one)
-        if found is None:
-            return Checked("", f"{one!r} is no substitution", "Write A23G, several as A23G:D40N, none as WT.")
-        place = int(found[2])
-        if [*wild_type[place - 1 : place]] != [found[1]]:
-            return Checked("", f"{one!r} is not of the wild type", "Count positions from 1 along --wild_type.")
-        sequence[place - 1] = found[3]
-    return Checked("".join(sequence))
-
-
-def write_scores(
-    own: ScoreVariantsArguments, rows: tuple[Any, list[str]], table: np.ndarray, wild_type: str, path: Path
-) -> None:
+def write_scores(own: ScoreVariantsArguments, rows: tuple[Any, list[str], str], table: np.ndarray, path: Path) -> None:
     """Writes the scores of `load_rows`, and says how many rows have none and how well scores order labels."""
     from ..baselines import score_rows
     from ..data import SOURCE_ROW, label_array
@@ -226,7 +141,7 @@ def write_scores(
     from ..files import write_csv
     from ..text import LOGGER, score
 
-    loaded, sequences = rows
+    loaded, sequences, wild_type = rows
     scores = score_rows(table, wild_type, sequences)
     columns = {name: loaded.as_read[name][:] for name in loaded.as_read.column_names}
     write_csv(path, {**columns, SOURCE_ROW: loaded.table[SOURCE_ROW][:], SCORE: scores})
