@@ -158,15 +158,16 @@ def score_runs(runs: Sequence[SideRun]) -> Json:
     own = EvaluateArguments(models=[])
     rows = load_test(str(folder), data_args, own, ())
     metric = record.verdict.comparison.get("metric", metrics_of(rows.kind).decides)
-    if any(run.side.role == LIKELIHOOD for run in runs):
-        metric = "spearman"  # whose predictions have no unit
+    ranking = [run.side.name for run in runs if run.side.role == LIKELIHOOD]
+    if ranking:
+        metric = "spearman"
     baseline = find_best({name: record.test.scores[name][metric].value for name in record.test.baselines}, metric)
     files = {baseline: baseline_file(folder, baseline)}
     files |= {run.side.name: run.folder / PREDICTIONS for run in runs}
     predictions = {name: read_predictions(path, rows.table, data_args, rows.kind) for name, path in files.items()}
     names = [*predictions]
     found = [
-        compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed)
+        compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed, ranking=ranking)
         for i in range(len(names) - 1)
     ]
     verdicts: dict[str, Json] = {name: {} for name in names[1:]}

@@ -61,6 +61,8 @@ def resolve_likelihood(args: ModelArguments, training: FastTrainingArguments, da
     args.head_sizes = []
     if not args.tower_training:
         args.tower_training = ["lora" if training.use_peft else "full"]
+    if not explicit & {"bf16", "fp16"}:
+        training.without = [*training.without, "precision"]  # a score is a small difference, of one cheap pass
     settings = SETTINGS[args.tower_training[0]]
     for name in settings.keys() - explicit:
         setattr(training, name, settings[name])
