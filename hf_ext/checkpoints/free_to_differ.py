@@ -59,8 +59,8 @@ _BY_REASON = {
     "makes the model, its loss or its collator, which are compared": """
         model_name_or_path model_revision model_size mlm_probability encoders encoder_revisions embeddings
         tower_inputs tower_training pooling layer max_length head_sizes head_dropout loss save_full architecture size
-        d_model d_ff hidden_size num_heads num_encoder_layers num_decoder_layers attend dropout unknown_affinity_dropout
-        distill_weight distill_temperature focal_gamma class_weights
+        objective d_model d_ff hidden_size num_heads num_encoder_layers num_decoder_layers attend dropout
+        unknown_affinity_dropout distill_weight distill_temperature focal_gamma class_weights
         antigen_encoder antigen_encoder_revision encoder_training
     """,
     "makes weights to begin with, which a checkpoint has": "init_head_from",

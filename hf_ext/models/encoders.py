@@ -15,6 +15,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -37,15 +38,22 @@ _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume. RoFormer's table of sines
 # is a weight by name alone.
 _NEVER_TRAINED = ("contact_head.", "encoder.embed_positions.")
+NEEDS_HEAD = "--objective likelihood needs the head of a masked language model: take an encoder that has it."
 
 
 def read_encoder(
-    name_or_path: str, revision: str | None, training: Training, lora: LoraSettings, layer: int | None = None
+    name_or_path: str,
+    revision: str | None,
+    training: Training,
+    lora: LoraSettings,
+    layer: int | None = None,
+    masked_head: bool = False,
 ) -> EncoderSpec:
     """Reads an encoder's configuration and identity; downloads no weights.
 
     Args:
         layer: the number, from 1, of the layer whose states are read; None: the last.
+        masked_head: whether its head of a masked language model is needed.
 
     Raises:
         ArgumentError: no configuration there, or of nothing that can be built here; a family that is not served; it has
@@ -69,7 +77,9 @@ def read_encoder(
         training=training,
         lora=vars(lora) if training == "lora" else {},
         layer=None if layer == num_layers else layer,
+        masked_head=masked_head,
     )
+    remedy = NEEDS_HEAD if masked_head else remedy
     with reading(f"Encoder {name_or_path!r} cannot be built", name_or_path, remedy), torch.device("meta"):
         _architecture(spec)  # no memory, no numbers: says now what would else end the run after the data was read
     return spec
@@ -152,7 +162,7 @@ def load_encoder(
                 f"Encoder {spec.name_or_path!r} has changed: its weights hash to {found}, this model was made with "
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
-    factory = _factory(spec.config["model_type"])
+    factory = _factory(spec)
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
@@ -167,9 +177,10 @@ def load_encoder(
         whole_weights(),
     ):
         encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(_NOT_NEEDED))
+    missing = sorted(key for key in info["missing_keys"] if not any(map(key.__contains__, _NOT_NEEDED)))
     if missing:
-        raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
+        found = f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all)."
+        raise ArgumentError(f"{found} {NEEDS_HEAD}" if spec.masked_head else found)
     for module in encoder.modules() if bits == 4 else ():
         module.support_avx512bf16_for_cpu = False  # else repacked in evaluation, and computed in bf16
     return prepare_encoder(encoder, spec)
@@ -207,14 +218,16 @@ def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
 def _architecture(spec: EncoderSpec) -> PreTrainedModel:
     settings = dict(spec.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    factory = _factory(config.model_type)
+    factory = _factory(spec)
     # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
     with whole_weights():
         return factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))
 
 
-def _factory(model_type: str) -> Any:
-    family = FAMILIES.get(model_type)
+def _factory(spec: EncoderSpec) -> Any:
+    if spec.masked_head:
+        return AutoModelForMaskedLM
+    family = FAMILIES.get(spec.config["model_type"])
     return AutoModelForTextEncoding if family and family.reads_text else AutoModel
 
 
@@ -252,7 +265,7 @@ def final_norm_of(encoder: PreTrainedModel) -> nn.Module:
 def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
     """Lets all weights train ("full"), the adapters only ("lora") or none ("frozen")."""
     for name, parameter in encoder.named_parameters():
-        trains = not name.startswith(_NEVER_TRAINED) if training == "full" else "lora_" in name
+        trains = not any(map(name.__contains__, _NEVER_TRAINED)) if training == "full" else "lora_" in name
         parameter.requires_grad_(trains)
 
 
@@ -273,22 +286,6 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
-    if spec.config["model_type"] in ("esm", "bert"):
+    if spec.config["model_type"] in ("esm", "bert") and not spec.masked_head:
         return {"add_pooling_layer": False}
     return {}
-
-
-@contextmanager
-def computing_in_float32(encoder: torch.nn.Module) -> Iterator[None]:
-    """Widens weights in half precision, in place; narrows them at the end, which loses nothing.
-
-    Cost: one pass over the weights each way, and memory for them in float32; nothing is read from disk.
-    """
-    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
-    for parameter, _ in halves:
-        parameter.data = parameter.data.float()
-    try:
-        yield
-    finally:
-        for parameter, dtype in halves:
-            parameter.data = parameter.data.to(dtype)

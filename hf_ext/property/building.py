@@ -16,6 +16,7 @@ from ..hardware import Hardware, detect_hardware
 from ..labels import LabelKind
 from ..models import (
     FAMILIES,
+    LIKELIHOOD,
     ONE_LAYER,
     VECTORS,
     AffinityModel,
@@ -136,7 +137,9 @@ def model_settings(
     args: AffinityArguments, kind: LabelKind | None = None, numbers: NumberColumns | None = None
 ) -> dict[str, Any]:
     """Returns what `AffinityConfig` takes besides encoders and towers."""
-    form = args.head if args.head in ONE_LAYER else None
+    form: str | None = args.head if args.head in ONE_LAYER else None
+    if args.objective == LIKELIHOOD:
+        form = LIKELIHOOD
     given = {
         name: getattr(args, name)
         for name in ("head_sizes", "head_dropout", "loss", "save_full", "distill_weight", "distill_temperature")
@@ -171,7 +174,7 @@ def read_towers(
 
     identities = [*zip(args.encoders, revisions, trainings)]
     distinct = [*dict.fromkeys(identities)]
-    how_to_read = lora or LoraSettings(), args.layer_number
+    how_to_read = lora or LoraSettings(), args.layer_number, args.objective == LIKELIHOOD
     specs = [read_encoder(name, at, cast(Training, how), *how_to_read) for name, at, how in distinct]
     towers = []
     for identity, columns, pooling in zip(identities, tower_inputs(args, sequence_columns), args.per_tower("pooling")):

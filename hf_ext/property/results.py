@@ -154,4 +154,5 @@ def _describe_model(config: AffinityConfig) -> dict[str, Any]:
         encoder = config.encoder_specs[tower.encoder]
         named = {"encoder": encoder.name_or_path, "revision": encoder.revision, "training": encoder.training}
         towers.append({**named, "layer": encoder.layer, "pooling": tower.pooling, "inputs": tower.inputs})
-    return {"towers": towers, "vectors": vectors, "head_sizes": config.head_sizes, "loss": config.loss}
+    head = {"head_form": config.head_form, "head_sizes": config.head_sizes}
+    return {"towers": towers, "vectors": vectors, **head, "loss": config.loss}

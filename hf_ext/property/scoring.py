@@ -192,7 +192,7 @@ def score_split(
         scores,
         metrics.score_classes(predictions, labels),
         baselines.facts,
-        collapse_report(predictions, labels, kind),
+        collapse_report(predictions, labels, kind, is_scale_free),
         sliced,
         [
             *([RANKING_NOTE] if is_scale_free else []),
