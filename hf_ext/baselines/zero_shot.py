@@ -9,31 +9,30 @@ vocabulary, as there. Over the 20 residues alone the differences would be the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints import check_finite, check_model
 from ..data import STANDARD, ResidueTokenizer
 from ..errors import ArgumentError
 from ..evaluation import FloatArray
-from ..models import VECTORS, LoraSettings, limit_of_positions, load_tokenizer, read_encoder, without_load_report
-from ..pretrained import reading
-from ..processes import whole_weights
+from ..models import (
+    VECTORS,
+    LoraSettings,
+    NoMaskedHeadError,
+    limit_of_positions,
+    load_encoder,
+    load_tokenizer,
+    read_encoder,
+)
 from ..text import is_watched
 from .embedded import TOKENS_PER_BATCH
 
 SubstitutionTable = NDArray[np.float32]  # (residues of the wild type, 20), by the letters of `STANDARD`
-
-
-class NoMaskedHeadError(ArgumentError):
-    """An encoder does not say how likely a residue is: its kind has no masked head, or its weights lack it."""
 
 
 def zero_shot_table(
@@ -75,33 +74,12 @@ def load_masked_lm(
 
     Raises:
         NoMaskedHeadError: its kind has no masked head, or its weights lack it, so that it would be random.
-        ArgumentError: not found, damaged, of a family that is not served, or with weights that are not finite.
+        ArgumentError: not found, damaged, or of a family that is not served.
 
-    Cost: reads the files twice, to verify and to load them.
+    Cost: reads the files twice, to know them and to load them.
     """
-    spec = read_encoder(name_or_path, revision, "frozen", LoraSettings())
-    kind = spec.config["model_type"]
-    remedy = "Take one that was saved with it, such as facebook/esm2_t12_35M_UR50D, or what hf-ext mlm wrote."
-    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        raise NoMaskedHeadError(f"Encoder {name_or_path!r} is of type {kind!r}, which has no masked head. {remedy}")
-    if Path(name_or_path).is_dir():
-        check_model(name_or_path)
-    what = f"Encoder {name_or_path!r} cannot be loaded"
-    with reading(what, name_or_path, remedy), without_load_report(), whole_weights():
-        model, info = AutoModelForMaskedLM.from_pretrained(
-            name_or_path,
-            revision=spec.revision,
-            dtype=dtype,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    if missing := sorted(key for key in info["missing_keys"] if "contact_head." not in key):
-        raise NoMaskedHeadError(
-            f"Encoder {name_or_path!r} has no masked head: its weights lack {', '.join(missing[:3])} ({len(missing)} "
-            f"in all), and scores by new ones would be random. {remedy}"
-        )
-    check_finite(name_or_path, model.state_dict())
-    return model.eval().to(device)
+    spec = read_encoder(name_or_path, revision, "frozen", LoraSettings(), masked_head=True)
+    return load_encoder(spec, dtype).eval().to(device)  # type: ignore[arg-type]
 
 
 def check_wild_type(wild_type: str) -> None:

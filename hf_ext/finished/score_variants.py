@@ -117,10 +117,10 @@ def load_rows(own: ScoreVariantsArguments, reading: ReadingArguments, folder: Pa
     """
     from ..data import REJECTED_FILE, find_variants, load_sequences
 
-    args = DataArguments(**vars(reading), sequence_columns=[own.sequence_column])
-    if own.label_column:
-        args.label_column = [own.label_column]
-        args.task = "regression"
+    labels = [own.label_column or "label"]  # not read, where none is asked for
+    args = DataArguments(
+        **vars(reading), sequence_columns=[own.sequence_column], label_column=labels, task="regression"
+    )
     rejected = folder / REJECTED_FILE
     loaded: Any = load_sequences(args, rejected=rejected, keeps_columns=True, needs_labels=bool(own.label_column))
     if SCORE in loaded.as_read.column_names:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from .configuration import VECTORS, AffinityConfig, EncoderSpec, TowerSpec, Training, build_config, input_name
     from .encoders import (
+        NoMaskedHeadError,
         build_encoder,
         final_norm_of,
         fingerprint_weights,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         load_encoder,
         load_tokenizer,
         read_encoder,
-        without_load_report,
     )
     from .ensemble import (
         DIRECTIONS,

@@ -22,6 +22,7 @@ from transformers import (
     EsmTokenizer,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
 from ..data import ESM_VOCABULARY, irregular_kind
@@ -38,7 +39,13 @@ _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume. RoFormer's table of sines
 # is a weight by name alone.
 _NEVER_TRAINED = ("contact_head.", "encoder.embed_positions.")
-NEEDS_HEAD = "--objective likelihood needs the head of a masked language model: take an encoder that has it."
+WITH_HEAD = (
+    "Take one that was saved with its masked head, such as facebook/esm2_t12_35M_UR50D, or what hf-ext mlm wrote."
+)
+
+
+class NoMaskedHeadError(ArgumentError):
+    """An encoder does not say how likely a residue is: its kind has no masked head, or its weights lack it."""
 
 
 def read_encoder(
@@ -56,8 +63,8 @@ def read_encoder(
         masked_head: whether its head of a masked language model is needed.
 
     Raises:
-        ArgumentError: no configuration there, or of nothing that can be built here; a family that is not served; it has
-            no such layer.
+        NoMaskedHeadError: it is, and this kind has none; where its weights lack it, `load_encoder` says so.
+        ArgumentError: no configuration there, or of what cannot be built here; another family; it has no such layer.
     """
     hint = check_folder(name_or_path, "Encoder")
     remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
@@ -65,6 +72,8 @@ def read_encoder(
     with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     check_family(name_or_path, config.to_dict())
+    if masked_head and (kind := config.model_type) not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise NoMaskedHeadError(f"Encoder {name_or_path!r}: type {kind!r} has no masked head. {WITH_HEAD}")
     num_layers = config.num_hidden_layers
     if layer is not None and layer > num_layers:
         raise ArgumentError(f"--layer {layer}: {name_or_path!r} has {num_layers} layers, numbered from 1.")
@@ -79,7 +88,6 @@ def read_encoder(
         layer=None if layer == num_layers else layer,
         masked_head=masked_head,
     )
-    remedy = NEEDS_HEAD if masked_head else remedy
     with reading(f"Encoder {name_or_path!r} cannot be built", name_or_path, remedy), torch.device("meta"):
         _architecture(spec)  # no memory, no numbers: says now what would else end the run after the data was read
     return spec
@@ -173,14 +181,14 @@ def load_encoder(
         remedy = "Restore it. (Frozen encoders are saved by reference; --save_full keeps a copy in the model folder.)"
     with (
         reading(f"Encoder {spec.name_or_path!r} cannot be loaded", spec.name_or_path, remedy),
-        without_load_report(),
+        _without_load_report(),
         whole_weights(),
     ):
         encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
     missing = sorted(key for key in info["missing_keys"] if not any(map(key.__contains__, _NOT_NEEDED)))
     if missing:
-        found = f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all)."
-        raise ArgumentError(f"{found} {NEEDS_HEAD}" if spec.masked_head else found)
+        told = f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all)."
+        raise NoMaskedHeadError(f"{told} {WITH_HEAD}") if spec.masked_head else ArgumentError(told)
     for module in encoder.modules() if bits == 4 else ():
         module.support_avx512bf16_for_cpu = False  # else repacked in evaluation, and computed in bf16
     return prepare_encoder(encoder, spec)
@@ -200,7 +208,7 @@ def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 @contextmanager
-def without_load_report() -> Iterator[None]:
+def _without_load_report() -> Iterator[None]:
     """Silences transformers' list of weights that an encoder without its pretraining head does not use."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
