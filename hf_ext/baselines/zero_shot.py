@@ -79,7 +79,7 @@ def load_masked_lm(
     Cost: reads the files twice, to know them and to load them.
     """
     spec = read_encoder(name_or_path, revision, "frozen", LoraSettings(), masked_head=True)
-    return load_encoder(spec, dtype).eval().to(device)  # type: ignore[arg-type]
+    return load_encoder(spec, dtype).eval().to(device)
 
 
 def check_wild_type(wild_type: str) -> None:
