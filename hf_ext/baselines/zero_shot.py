@@ -32,23 +32,28 @@ from ..models import (
 from ..text import is_watched
 from .embedded import TOKENS_PER_BATCH
 
+By = Literal["masked", "wild_type"]
 SubstitutionTable = NDArray[np.float32]  # (residues of the wild type, 20), by the letters of `STANDARD`
 
 
 def zero_shot_table(
-    name_or_path: str, wild_type: str, revision: str | None = None, device: str | torch.device = "cpu"
+    name_or_path: str,
+    wild_type: str,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    by: By = "masked",
 ) -> SubstitutionTable | None:
     """Scores all substitutions by an encoder, as `score_substitutions` does; None where it has no masked head.
 
     Args:
         name_or_path, revision: of the encoder, as `load_masked_lm` takes them; `VECTORS` have no head either.
-        wild_type: L of the 20 standard residues.
+        wild_type, by: as `score_substitutions` takes them.
         device: where it computes.
 
     Raises:
         ArgumentError: as `load_masked_lm` and `score_substitutions`.
 
-    Cost: one more copy of the encoder in memory, and a pass for each residue.
+    Cost: one more copy of the encoder in memory, and what `score_substitutions` takes.
     """
     if name_or_path == VECTORS:
         return None
@@ -56,7 +61,7 @@ def zero_shot_table(
         model = load_masked_lm(name_or_path, revision, device)
     except NoMaskedHeadError:
         return None
-    return score_substitutions(model, load_tokenizer(name_or_path, revision), wild_type)
+    return score_substitutions(model, load_tokenizer(name_or_path, revision), wild_type, by)
 
 
 def load_masked_lm(
@@ -94,7 +99,7 @@ def score_substitutions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     wild_type: str,
-    by: Literal["masked", "wild_type"] = "masked",
+    by: By = "masked",
     max_residues: int | None = None,
     tokens_per_batch: int = TOKENS_PER_BATCH,
 ) -> SubstitutionTable:
