@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from hf_ext.data import (
     DataArguments,
+    Fold,
     Variants,
     find_folds,
     find_substitutions,
@@ -219,7 +220,7 @@ def test_rows_with_most_substitutions_test():
 def test_folds_are_of_positions_where_rows_have_one_and_refused_elsewhere():
     words = ["WT", *scan()]
     args = DataArguments(split="position", wild_type=WILD)
-    args.fold = type("Fold", (), {"by": "5", "column": None, "tested": "2"})()
+    args.fold = Fold("5", "2")
     data = table(words)
     folds = find_folds(data, args, find_whole(data, args))
     of_position = {}
