@@ -11,9 +11,8 @@ import pytest
 
 from hf_ext.data import read_mutations
 from hf_ext.property import TASK
-from hf_ext.reporting.charts import position_chart
+from hf_ext.reporting import position_chart
 
-pytestmark = pytest.mark.internals
 WILD = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
 QUICK = (
     "--num_train_epochs 2 --learning_rate 0.01 --per_device_train_batch_size 32 --head mlp --head_sizes 8 "
