@@ -168,7 +168,7 @@ def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]
         share = fractions[1] / (fractions[0] + fractions[1])
         side = _random_sides(len(changes.counts), (1 - share, share, 0.0), args.split_seed)
         side[changes.counts > most] = 2
-        notes.append(f"rows with at most {most} substitutions train and validate, those with more test")
+        notes.append(f"substitutions of rows that train and validate: {most} at most; those with more test")
     else:
         held = np.zeros((len(changes.counts), len(SPLITS)), bool)
         held[changes.row, _group_sides(changes.blocks(way), fractions, args.split_seed, kind, "")] = True
@@ -177,7 +177,8 @@ def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]
     if num := np.count_nonzero(side == len(SPLITS)):
         notes.append(f"{num:,} rows are left out: positions of several splits, or another length than the wild type")
     if any(share > 0 and number not in side for number, share in enumerate(fractions)):
-        raise DataError(f"--split {args.split}: {_describe_lack('rows with positions of one split alone', fractions)}")
+        lack = _describe_lack("rows with positions of one split alone", fractions)
+        raise DataError(f"--split {args.split}: {lack} For rows with many positions there is --split mutations.")
     return side
 
 
