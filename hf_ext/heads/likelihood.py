@@ -25,7 +25,7 @@ NOT_READ = {
 }
 # By how encoders train. Measured on 128 labels, see docs/encoders.md.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "full": {"learning_rate": 3e-5, "num_train_epochs": 15},
+    "full": {"learning_rate": 1e-4, "num_train_epochs": 15},
     "lora": {"learning_rate": 1e-3, "num_train_epochs": 15},
 }
 
