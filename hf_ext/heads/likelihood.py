@@ -18,7 +18,6 @@ from ..models import LIKELIHOOD, AffinityModel, ModelArguments
 from ..training_args import FastTrainingArguments
 from .resolving import PLAIN
 
-RANKING = "ranking"
 # What a head on embeddings reads or begins with, or what comes before rows are compared with a wild type.
 NOT_READ = {
     *("embeddings", "pooling", "layer", "init_head_from", "head", "head_sizes", "head_dropout", "class_weights"),
@@ -26,8 +25,8 @@ NOT_READ = {
 }
 # By how encoders train. Measured on 128 labels, see docs/encoders.md.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "full": {"learning_rate": 1e-4},
-    "lora": {"learning_rate": 1e-3},
+    "full": {"learning_rate": 1e-4, "num_train_epochs": 15},
+    "lora": {"learning_rate": 1e-3, "num_train_epochs": 15},
 }
 
 
@@ -50,13 +49,13 @@ def resolve_likelihood(args: ModelArguments, training: FastTrainingArguments, da
     told = f"--objective {LIKELIHOOD}"
     if given := sorted(explicit & NOT_READ):
         raise ArgumentError(f"{told}: --{given[0]} goes with a head on embeddings alone. Leave one of the two out.")
-    if "loss" in explicit and args.loss != RANKING:
-        raise ArgumentError(f"{told} learns the order of rows: leave --loss {args.loss} out, or say {RANKING}.")
+    if "loss" in explicit and args.loss != "ranking":
+        raise ArgumentError(f"{told} learns the order of rows: leave --loss {args.loss} out, or say ranking.")
     if "frozen" in args.tower_training:
         raise ArgumentError(f"{told}: nothing would train. Say --tower_training full or lora, or leave it out.")
     if data_args.dataset_name is None or len(data_args.sequence_columns) != 1:
         raise ArgumentError(f"{told} is for a --dataset_name of variants in one sequence column: name both.")
-    args.loss = RANKING
+    args.loss = "ranking"
     args.head = PLAIN
     args.head_sizes = []
     if not args.tower_training:

@@ -96,8 +96,8 @@ def _list_rows(splits: Mapping[str, Any], columns: Sequence[str], is_listed: Cal
             if is_listed(length):
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
     more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
-    number = f"{len(found):,} row{'s are' if len(found) > 1 else ' is'}"
-    return f"{number} {what}: {', '.join(found[:MAX_LISTED])}{more}"
+    total = f"{len(found):,} row{'s are' if len(found) > 1 else ' is'}"
+    return f"{total} {what}: {', '.join(found[:MAX_LISTED])}{more}"
 
 
 def _read_rows(split: Any, columns: Sequence[str]) -> Iterable[Any]:
