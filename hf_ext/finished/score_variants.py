@@ -163,7 +163,7 @@ def draw_heat_map(table: np.ndarray, wild_type: str) -> Figure:
 
     from ..data import STANDARD
 
-    per_line = max(PER_LINE, len(wild_type) // 100)
+    per_line = max(min(PER_LINE, len(wild_type)), len(wild_type) // 100)
     starts = range(0, len(wild_type), per_line)
     figure = Figure(figsize=(14, 2.6 * len(starts)), layout="constrained")
     lines = figure.subplots(len(starts), squeeze=False)[:, 0]
