@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("hf_ext.generation.sample", "draw antibodies from a trained generator, and rank them"),
     "predict": ("hf_ext.finished.predict", "predict with a trained model: a table or FASTA in, a CSV out"),
     "embed": ("hf_ext.finished.embed", "embed proteins: HDF5, .npz or Parquet, by protein or residue"),
+    "score-variants": ("hf_ext.finished.score_variants", "score substitutions by a masked model, no labels"),
     "evaluate": ("hf_ext.finished.evaluate", "score trained models on labelled rows, and compare them"),
     "doctor": ("hf_ext.doctor.command", "say what a run would do, here or on another card, before it starts"),
     "compare": ("hf_ext.comparing.comparison", "measure ways to train against each other, with intervals"),
@@ -39,8 +40,7 @@ The Hugging Face Trainer for protein language models on the hardware you have.
   hf-ext train --help all         every flag
   hf-ext train --config my.yaml   a file of yours (gb1.yaml is one to copy)
   hf-ext --version                the version of hf_ext
-  hf-ext --path                   the paths of all files that come with it
-  hf-ext --path NAME              the path of one, to copy or to launch with:
+  hf-ext --path [NAME]            files that come with it, to copy, to launch:
 
   accelerate launch --config_file $(hf-ext --path ddp.yaml) --num_processes 2 \\
       -m hf_ext train

@@ -29,7 +29,7 @@ def find_problems(page: str) -> list[str]:
     code = "\n".join(re.findall(r"`([^`]+)`", page))
     flags = {*re.findall(r"--([a-z][a-z_0-9]+)", code)}
     found += sorted(flags - known_flags() - ELSEWHERE - {"config"})
-    found += sorted({*re.findall(r"hf-ext (\w+)", code)} - {*COMMANDS})
+    found += sorted({*re.findall(r"hf-ext (\w[\w-]*)", code)} - {*COMMANDS})
     files = {*re.findall(FILES, code)}
     named = {path.name for folder in ("recipes", "accelerate_configs") for path in (ROOT / folder).rglob("*.*")}
     return found + sorted(file for file in files if not (ROOT / file).is_file() and file not in named)

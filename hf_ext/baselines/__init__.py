@@ -10,5 +10,13 @@ if TYPE_CHECKING:
     from .logistic import fit_logistic
     from .residues import FITTERS
     from .ridge import solve_ridges
+    from .zero_shot import (
+        SubstitutionTable,
+        check_wild_type,
+        load_masked_lm,
+        score_rows,
+        score_substitutions,
+        zero_shot_table,
+    )
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -73,7 +73,7 @@ def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
     specs = trainer.model.config.encoder_specs
     device = torch.device(trainer.args.device)
     trained = [i for i, spec in enumerate(specs) if spec.training != "frozen"]
-    encoders = [replace(specs[i], training="frozen", lora={}) for i in trained]
+    encoders = [replace(specs[i], training="frozen", lora={}, masked_head=False) for i in trained]
     towers = [
         replace(tower, encoder=trained.index(tower.encoder))
         for tower in trainer.model.config.tower_specs

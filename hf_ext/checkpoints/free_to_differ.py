@@ -53,13 +53,14 @@ _BY_REASON = {
         sequence_columns missing_chains numeric_columns category_columns label_column marker_classes mask_column
         mask_file censor_column group_column task split_column split split_sizes split_seed fold folds cluster_column
         cluster_identity cluster_file max_train_samples filter filter_train max_validation_samples stage
+        wild_type mutation_column
         antigen_column heavy_column light_column may_lack_light min_affinity distill_from unlabelled label_hierarchy
     """,
     "makes the model, its loss or its collator, which are compared": """
         model_name_or_path model_revision model_size mlm_probability encoders encoder_revisions embeddings
         tower_inputs tower_training pooling layer max_length head_sizes head_dropout loss save_full architecture size
-        d_model d_ff hidden_size num_heads num_encoder_layers num_decoder_layers attend dropout unknown_affinity_dropout
-        distill_weight distill_temperature focal_gamma class_weights
+        objective d_model d_ff hidden_size num_heads num_encoder_layers num_decoder_layers attend dropout
+        unknown_affinity_dropout distill_weight distill_temperature focal_gamma class_weights
         antigen_encoder antigen_encoder_revision encoder_training
     """,
     "makes weights to begin with, which a checkpoint has": "init_head_from",

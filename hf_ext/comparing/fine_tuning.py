@@ -1,4 +1,4 @@
-"""Frozen, LoRA, full or ridge: the same command once for each way to train encoders, and what their test rows show."""
+"""Frozen, LoRA, full or likelihood: one command for each way to train encoders, and what their test rows show."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from .sides import CompareArguments, Role, Side, make_command, number_names
 logger = logging.getLogger(__name__)
 
 FROZEN: Role = "frozen"
+LIKELIHOOD: Role = "likelihood"
 # In the order of what they cost -> what each trains by where neither flags nor a YAML file say so. Adapters begin at
 # zero and take the step of a head; pretrained weights take a tenth of it. Validation rows choose the epoch of each.
 TRAININGS: Mapping[str, Facts] = {
     FROZEN: {},
     "lora": {"num_train_epochs": 6, "per_device_train_batch_size": 16, "encoder_learning_rate": 1e-3},
     "full": {"num_train_epochs": 6, "per_device_train_batch_size": 16, "encoder_learning_rate": 1e-4},
+    LIKELIHOOD: {},  # which has settings of its own
 }
-BY_SIDE = ("tower_training", "use_peft", "init_head_from", "output_dir")
+BY_SIDE = ("objective", "tower_training", "use_peft", "init_head_from", "output_dir")
 OF_ROWS = {*(one.name for one in fields(DataArguments)), "seed", "config"}  # by which rows are read and split
 OF_HEAD = {"init_head_from", "head", "head_sizes", "pooling", "encoders", "encoder_revisions", "tower_inputs"}
 
@@ -58,7 +60,7 @@ def compare_trainings(args: CompareArguments, shared: Sequence[str]) -> Json:
     for side in make_training_sides(args, shared):
         is_usual = not OF_HEAD & _typed(side.arguments).keys()
         folder = Path(args.output_dir) / side.name
-        if is_usual and side.role != FROZEN:
+        if is_usual and side.role not in (FROZEN, LIKELIHOOD):
             side = replace(side, arguments=(*side.arguments, *head))
         logger.info("%s", side.name)
         try:
@@ -124,7 +126,10 @@ def _make_side(text: str, given: Facts) -> Side:
         )
     usual = [f"--{name}={value}" for name, value in TRAININGS[kind].items() if name not in given]
     is_lora = str(kind == "lora").lower()
-    return Side(kind, cast(Role, kind), ("--tower_training", kind, "--use_peft", is_lora, *usual, *own))
+    way = ["--tower_training", kind, "--use_peft", is_lora]
+    if kind == LIKELIHOOD:
+        way = ["--objective", kind]
+    return Side(kind, cast(Role, kind), (*way, *usual, *own))
 
 
 def _typed(words: Sequence[str]) -> Json:
@@ -138,9 +143,9 @@ def score_runs(runs: Sequence[SideRun]) -> Json:
     """Scores the test predictions of runs on one split, and of the first one's best baseline, and compares all pairs.
 
     Returns:
-        JSON-able: `metric` of the first run's verdict; `baseline`, its name; `rows`, `num_rows`, `notes` and `scores`
-        as `affinity.comparing.compare` has them, from what costs least to what costs most; `verdicts`: each -> those
-        that cost less -> `Verdict.as_dict`.
+        JSON-able: `metric` of the first run's verdict, Spearman beside a likelihood; `baseline`, its name; `rows`,
+        `num_rows`, `notes` and `scores` as `affinity.comparing.compare` has them, from what costs least to what costs
+        most; `verdicts`: each -> those that cost less -> `Verdict.as_dict`.
 
     Raises:
         DataError: predictions are of other rows.
@@ -153,13 +158,16 @@ def score_runs(runs: Sequence[SideRun]) -> Json:
     own = EvaluateArguments(models=[])
     rows = load_test(str(folder), data_args, own, ())
     metric = record.verdict.comparison.get("metric", metrics_of(rows.kind).decides)
+    ranking = [run.side.name for run in runs if run.side.role == LIKELIHOOD]
+    if ranking:
+        metric = "spearman"
     baseline = find_best({name: record.test.scores[name][metric].value for name in record.test.baselines}, metric)
     files = {baseline: baseline_file(folder, baseline)}
     files |= {run.side.name: run.folder / PREDICTIONS for run in runs}
     predictions = {name: read_predictions(path, rows.table, data_args, rows.kind) for name, path in files.items()}
     names = [*predictions]
     found = [
-        compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed)
+        compare({name: predictions[name] for name in names[i:]}, rows, metric=metric, seed=own.seed, ranking=ranking)
         for i in range(len(names) - 1)
     ]
     verdicts: dict[str, Json] = {name: {} for name in names[1:]}

@@ -18,7 +18,7 @@ from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, Json, find_shipped
 from ..reporting import PlanRecord
 
-Role = Literal["baseline", "optimized", "without", "left out", "frozen", "lora", "full"]
+Role = Literal["baseline", "optimized", "without", "left out", "frozen", "lora", "full", "likelihood"]
 STOCK = ("--preset", "baseline", "--stock_trainer", "true")
 LOGGING_STEPS = 10  # between points of the loss curves
 CRITERIA = ("min_speedup", "max_loss_delta", "max_memory_gib", "max_metric_drop")
@@ -55,8 +55,9 @@ class CompareArguments:
     recipe: str = option("train", "What all sides run: a command of hf-ext (train, mlm, generate), or a script.")
     sides: list[str] = option(
         [],
-        "Instead of --baseline and --optimized: two or more of frozen, lora and full, each with flags of its own in "
-        'one quoted text, such as "lora --lora_r 16"; which way to train encoders scores better on the same test rows.',
+        "Instead of --baseline and --optimized: two or more of frozen, lora, full and likelihood, each with flags of "
+        'its own in one quoted text, such as "lora --lora_r 16"; which way to train encoders scores better on the same '
+        "test rows.",
     )
     progression: str | None = option(
         None,

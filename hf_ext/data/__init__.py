@@ -55,5 +55,8 @@ if TYPE_CHECKING:
     from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
     from .split_report import find_missing, leak_report
     from .splits import draw_rows, find_folds, find_whole
+    from .variants.features import Variants
+    from .variants.substitutions import find_substitutions
+    from .variants.wild_type import find_variants, find_wild_type, read_mutations, read_wild_type
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -13,7 +13,9 @@ from ..labels import TaskChoice
 if TYPE_CHECKING:
     from ..labels import RowFilter
 
-SPLIT_CLUSTER = "split_cluster"  # column that the split `cluster` adds: which rows stayed together
+SPLIT_CLUSTER = "split_cluster"  # column that the splits `cluster` and `position` add: which rows stayed together
+NO_WILD_TYPE = ("auto", "none")
+OF_VARIANTS = ("position", "position:modulo", "position:contiguous", "mutations")
 CLUSTER_IDENTITY = 0.8
 SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
@@ -67,6 +69,13 @@ class ReadingArguments:
         "text, in [...], is None, joined by and, or, not and brackets; a name of several words stands in backticks. "
         "Rows of which it is not known, since a cell is empty, are left out.",
     )
+    wild_type: str = option(
+        "auto",
+        "The protein that rows are variants of: a sequence, a FASTA file of one, none, or auto, which looks for one.",
+    )
+    mutation_column: str | None = option(
+        None, "Column of mutations of --wild_type (A23G:D40N, from 1, or WT), which make the first sequence column."
+    )
     bad_rows: Literal["error", "drop"] = option(
         "error", "error: stop and list unusable rows. drop: leave them out, listed in rejected_rows.csv."
     )
@@ -83,6 +92,10 @@ class ReadingArguments:
     def __post_init__(self) -> None:
         if self.read_filters() and self.streaming:
             raise ArgumentError("--filter and --filter_train look at all rows: filter the stream, or drop --streaming.")
+        if self.mutation_column and self.wild_type in NO_WILD_TYPE:
+            raise ArgumentError(
+                f"--mutation_column {self.mutation_column}: of what? Give --wild_type SEQUENCE or FILE."
+            )
 
     def read_filters(self) -> dict[str, RowFilter]:
         """Reads what `--filter` and `--filter_train` ask of rows, by name; ArgumentError where that is no condition."""
@@ -164,7 +177,8 @@ class DataArguments(LabelledArguments):
     split: str | None = option(
         None,
         "How to split where neither a column nor files say it: random (the default), group:COLUMN (whole "
-        "groups on one side) or cluster (similar sequences on one side, see --cluster_identity).",
+        "groups on one side), cluster (similar sequences on one side, see --cluster_identity); of variants also "
+        "position (whole positions; position:modulo, position:contiguous) or mutations (rows with many test).",
     )
     split_sizes: list[float] = option([*SPLIT_SIZES], "Shares of train, validation and test; they sum to 1.")
     split_seed: Annotated[int, SEED] = option(
@@ -204,12 +218,13 @@ class DataArguments(LabelledArguments):
         if isinstance(self.label_column, str):  # from Python
             self.label_column = [self.label_column]
         columns = [*self.label_column, *{*self.sequence_columns}, *self.number_columns]
-        columns += [name for name in (self.mask_column, self.censor_column, self.split_column) if name]
+        asked = (self.mask_column, self.censor_column, self.split_column, self.mutation_column)
+        columns += [name for name in asked if name]
         if not self.label_column or len({*columns}) < len(columns):
             raise ArgumentError(
                 f"label_column={' '.join(self.label_column)}: name at least one column, each once, none of "
-                "--sequence_columns, --numeric_columns, --category_columns, --mask_column, --censor_column and "
-                "--split_column, each of which is another one."
+                "--sequence_columns, --numeric_columns, --category_columns, --mask_column, --censor_column, "
+                "--split_column and --mutation_column, each of which is another one."
             )
         if self.number_columns and self.streaming:
             raise ArgumentError(f"{' '.join(self.number_columns)}: scaled by all training rows; drop --streaming.")
@@ -238,8 +253,8 @@ class DataArguments(LabelledArguments):
             )
         if self.split_column and (self.split or [*self.split_sizes] != [*SPLIT_SIZES]):
             raise ArgumentError(f"split_column={self.split_column!r} names the splits: drop --split and --split_sizes.")
-        if kind == "cluster" and self.streaming:
-            raise ArgumentError("split=cluster needs all rows at once; drop --streaming, or use random or group.")
+        if kind not in ("random", "group") and self.streaming:
+            raise ArgumentError(f"split={self.split} needs all rows at once; drop --streaming, or use random or group.")
         for name in ("cluster_column", "cluster_identity", "cluster_file"):
             if getattr(self, name) is not None and kind != "cluster":
                 raise ArgumentError(f"{name} only acts with --split cluster.")
@@ -261,7 +276,8 @@ class DataArguments(LabelledArguments):
     @property
     def split_group_column(self) -> str | None:
         """COLUMN of `--split group:COLUMN`, otherwise None."""
-        return check_rule(self.split or "random")[1] or None
+        kind, column = check_rule(self.split or "random")
+        return column if kind == "group" else None
 
 
 def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
@@ -277,8 +293,8 @@ def check_sizes(sizes: Sequence[float]) -> tuple[float, float, float]:
 
 
 def check_rule(rule: str) -> tuple[str, str]:
-    """Returns the kind ("random", "group", "cluster") and the group column ("" but for group) of a `--split` value."""
-    kind, _, column = rule.partition(":")
-    if (kind in ("random", "cluster") and not column and ":" not in rule) or (kind == "group" and column):
-        return kind, column
-    raise ArgumentError(f"split={rule!r}: use random, group:COLUMN or cluster.")
+    """Returns the kind of a `--split` value, and what follows its colon: a column of groups, a way, or ""."""
+    kind, _, rest = rule.partition(":")
+    if rule in ("random", "cluster", *OF_VARIANTS) or (kind == "group" and rest):
+        return kind, rest
+    raise ArgumentError(f"split={rule!r}: use random, group:COLUMN or cluster; of variants {', '.join(OF_VARIANTS)}.")

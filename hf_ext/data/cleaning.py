@@ -36,6 +36,7 @@ from .columns import check_columns, read_table
 from .proteins import Changes, clean_chains
 from .reading import SOURCE_ROW
 from .splits import canonical_split
+from .variants.wild_type import read_mutations, read_wild_type
 
 REJECTED_FILE = "rejected_rows.csv"
 REJECTED_HEADER = ["row", "column", "value", "rule", "remedy", "file"]
@@ -100,7 +101,8 @@ class RowSchema:
         args = self.args
         labels = [*args.label_column, args.censor_column, self.mask_column] if self.needs_labels else []
         filtered = [name for one in args.read_filters().values() for name in one.columns]
-        names = (*args.sequence_columns, *labels, *self.text_columns, *filtered)
+        made, *sequences = args.sequence_columns
+        names = (args.mutation_column or made, *sequences, *labels, *self.text_columns, *filtered)
         return [name for name in dict.fromkeys(names) if name and name != SOURCE_ROW]
 
     def clean(self, data: Dataset | pa.Table, path: str) -> CleanRows:
@@ -118,8 +120,14 @@ class RowSchema:
         names = [*self.needed, SOURCE_ROW]
         table = data.select(names) if isinstance(data, pa.Table) else read_table(data, names)
         rows = table[SOURCE_ROW].to_numpy()
-        chains = {name: table[name] for name in args.sequence_columns}
+        made = args.mutation_column and args.sequence_columns[0]
+        chains = {name: table[name] for name in args.sequence_columns if name != made}
         columns, errors, changes = clean_chains(chains, args, rows)
+        if made and args.mutation_column:
+            substitute = partial(read_mutations, wild_type=read_wild_type(args.wild_type))
+            mutated = check_cells(as_text(table[args.mutation_column]), substitute, args.mutation_column, rows)
+            columns[made] = mutated.to_rows(pa.string())
+            errors += mutated.errors
         if self.needs_labels:
             read = LabelTable(table, rows, columns[args.sequence_columns[0]], self.mask_column, args.censor_column)
             labels, refused = self.kind.read(read)

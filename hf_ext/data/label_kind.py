@@ -56,9 +56,10 @@ def find_kind(args: DataArguments, parts: Sequence[Part], report: Report, given:
         read_as = {"read_as": f"A stream: {', '.join(map(repr, columns))} is read as {kind.describe()}, unseen."}
     else:
         table = _read(args, parts)
-        sequences = table.pop(args.sequence_columns[0])
+        sequences = table.pop(args.mutation_column or args.sequence_columns[0])
         rows = table.pop(SOURCE_ROW)
-        task, alternative = choose_task(table, sequences if len(args.sequence_columns) == 1 else None, args.task)
+        shown = None if args.mutation_column or len(args.sequence_columns) > 1 else sequences
+        task, alternative = choose_task(table, shown, args.task)
         kind = make_kind(task, columns, columns)
         if len(columns) == 1:
             kind = kind.find_names(table[columns[0]], sequences, args, report["notes"])
@@ -90,7 +91,7 @@ def add_masks(part: Part, path: str, id_column: str) -> Part:
 
 def _read(args: DataArguments, parts: Sequence[Part]) -> dict[str, pa.ChunkedArray]:
     """Reads label columns, the first sequence column and the rows' numbers, over all parts; text where types differ."""
-    names = [*args.label_column, args.sequence_columns[0]]
+    names = [*args.label_column, args.mutation_column or args.sequence_columns[0]]
     tables = []
     for part in parts:
         check_columns(part.data.column_names, names, part.path)

@@ -23,6 +23,7 @@ from .label_kind import add_masks, find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
+from .variants.wild_type import find_variants
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +129,9 @@ def load_data(
     if needs_labels:
         report["warnings"] += kind.compare_splits({name: kind.facts_of(one) for name, one in splits.items()})
         report["repeats"] = repeat_report(splits, [*args.sequence_columns, *args.number_columns], kind)
-        if text := describe_repeats(report["repeats"]):
-            report["notes"].append(text)
+        report["notes"] += filter(None, [describe_repeats(report["repeats"])])
     report["sizes"] = {name: len(split) for name, split in splits.items()}
+    report["variants"] = find_variants(data, args)
     report["leaks"] = leak_report(splits, args.sequence_columns, args.number_columns) if looks_for_leaks else {}
     numbers = NumberColumns.fit(splits["train"], args.numeric_columns, args.category_columns)
     report["notes"] += numbers.describe()

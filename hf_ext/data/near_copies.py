@@ -222,7 +222,7 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.nd
         raise DataError(
             f"split=cluster: one cluster of near copies holds {largest} of {len(groups)} rows, more than the "
             f"train share {max_share:g}: the rows are variants of one protein, or connected by intermediates. Cluster "
-            "with a higher identity, compare one column with --cluster_column, or use --split group:COLUMN."
+            "with a higher identity, compare one column with --cluster_column, or use --split position or group:COLUMN."
         )
     return groups
 

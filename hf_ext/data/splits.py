@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..labels import distinct
-from .arguments import CLUSTER_IDENTITY, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
+from .arguments import CLUSTER_IDENTITY, OF_VARIANTS, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
 from .columns import Report, as_dataset, factorize
 from .near_copies import find_clusters
+from .variants.substitutions import Substitutions
+from .variants.wild_type import find_changes
 
 SPLITS = ("train", "validation", "test")
 SPLIT_FILE = "_split_file"  # column of rows from several files: the split that each one's file is; never a result's
@@ -46,15 +48,15 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
         data: the rows; with a column `SPLIT_FILE`, the files are the splits unless the arguments say otherwise.
         args: `DataArguments`. `split_column`: a column that says train, valid (validation, val, dev) or test, in any
             case. `split`: "random"; "group:COLUMN" (all rows of a group on one side, sizes met as closely as whole
-            groups allow); or "cluster" (similar rows on one side, see `find_clusters`, or by
-            `cluster_file`). `split_sizes` are fractions of train, validation and test; one of 0 leaves that split out.
-            `split_seed`: any integer. `fold`: its rows are the test split, and validation is drawn from the others, by
-        `split`, with its share of both.
+            groups allow); "cluster" (similar rows on one side, see `find_clusters`, or by `cluster_file`); "position",
+            "mutations": `_variant_sides`. `split_sizes` are fractions of train, validation and test; one of 0 leaves
+            that split out. `split_seed`: any integer. `fold`: its rows are the test split, and validation is drawn from
+            the others, by `split`, with its share of both.
 
     Returns:
-        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" they have
-        a column `split_cluster`, the number of each row's cluster. Where no file or row says validation, a seeded
-        fraction of train becomes it; where none says test, there is no test split; notes say so.
+        The splits (each in file order) and what was done: rule, seed, sizes, notes. After "cluster" and
+        "position" they have a column `split_cluster`, the number of each row's cluster or first position. Where no file
+        or row says validation, a seeded part of train becomes it; where none says test, there is no test; notes say so.
 
     Raises:
         ArgumentError: a malformed rule or sizes.
@@ -70,11 +72,14 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     named_by = args.split_column or (None if args.split or args.fold else next(iter(own_column), None))
     report: Report = {"rule": rule, "seed": seed, "notes": []}
     kind, column = check_rule(rule)
+    changes = find_changes(data, args) if rule in OF_VARIANTS else None
     if named_by:
         report["rule"] = "files" if named_by == SPLIT_FILE else f"column:{named_by}"
         side = _named_sides(data, named_by, fractions, seed, report["notes"])
     elif kind == "random" and not args.fold:
         side = _random_sides(len(data), fractions, seed)
+    elif changes and not args.fold:
+        side = _variant_sides(changes, args, report["notes"])
     else:
         groups = find_whole(data, args)
         if args.fold:
@@ -88,6 +93,8 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
             if not args.cluster_file:
                 report["identity"] = args.cluster_identity or CLUSTER_IDENTITY
             data = data.add_column(SPLIT_CLUSTER, groups.tolist())
+    if changes and kind == "position":
+        data = data.add_column(SPLIT_CLUSTER, changes.first_positions().tolist())
     data = data.remove_columns(own_column)
     splits = DatasetDict()
     for number, name in enumerate(SPLITS):
@@ -102,6 +109,9 @@ def find_whole(data: Dataset, args: DataArguments) -> NDArray[np.int64]:
     kind, column = check_rule(args.split or "random")
     if kind == "random":
         return np.arange(len(data))
+    if kind in ("position", "mutations"):
+        num = int(args.fold.by) if args.fold and not args.fold.column else None
+        return find_changes(data, args).group_rows(kind, column, num)
     return factorize(data[column][:])[0] if column else find_clusters(data, args, check_sizes(args.split_sizes)[0])
 
 
@@ -143,6 +153,32 @@ def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -
     shares = (train / (train + validation), validation / (train + validation), 0.0)
     kind, column = check_rule(args.split or "random")
     side[rest] = _group_sides(factorize(groups[rest].tolist())[0], shares, args.split_seed, kind, column)
+    return side
+
+
+def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]) -> np.ndarray:
+    """Assigns rows: those with most substitutions test ("mutations"), or each position is of one split ("position").
+
+    Left out are rows with positions of several splits, and of another length than the wild type, which itself trains.
+    """
+    fractions = check_sizes(args.split_sizes)
+    kind, way = check_rule(str(args.split))
+    if kind == "mutations":
+        most = changes.find_most(1 - fractions[2])
+        share = fractions[1] / (fractions[0] + fractions[1])
+        side = _random_sides(len(changes.counts), (1 - share, share, 0.0), args.split_seed)
+        side[changes.counts > most] = 2
+        notes.append(f"substitutions of rows that train and validate: {most} at most; those with more test")
+    else:
+        held = np.zeros((len(changes.counts), len(SPLITS)), bool)
+        held[changes.row, _group_sides(changes.blocks(way), fractions, args.split_seed, kind, "")] = True
+        side = np.where(held.sum(1) > 1, len(SPLITS), held.argmax(1))
+    side[changes.counts < 0] = len(SPLITS)
+    if num := np.count_nonzero(side == len(SPLITS)):
+        notes.append(f"{num:,} rows are left out: positions of several splits, or another length than the wild type")
+    if any(share > 0 and number not in side for number, share in enumerate(fractions)):
+        lack = _describe_lack("rows with positions of one split alone", fractions)
+        raise DataError(f"--split {args.split}: {lack} For rows with many positions there is --split mutations.")
     return side
 
 

@@ -177,12 +177,18 @@ def rows_for(
     return metrics_of(kind, threshold).rows(predictions, labels, metric)
 
 
-def collapse_report(predictions: Outputs, references: Outputs, kind: LabelKind | None = None) -> dict[str, Any]:
+OF_UNITS = ("little spread", "no better")  # alarms that compare predictions with labels in one unit
+
+
+def collapse_report(
+    predictions: Outputs, references: Outputs, kind: LabelKind | None = None, is_scale_free: bool = False
+) -> dict[str, Any]:
     """Says whether predictions have collapsed (few values, little spread, rounded) or do no better than a constant.
 
     Args:
         predictions, references: (n,) or (n, 1) numbers in one unit; of another `kind` as `rows_for` takes them.
         kind: of label. Of several numbers the report is of the first, the alarms of all.
+        is_scale_free: predictions have no unit, in which they could be far from the references.
 
     Returns:
         What `label_audit` says of the predictions; reference_std (also the RMSE of the references' own mean),
@@ -196,4 +202,5 @@ def collapse_report(predictions: Outputs, references: Outputs, kind: LabelKind |
         DataError: shapes or lengths do not fit.
     """
     report, alarms = metrics_of(kind).examine(predictions, references)
-    return {**report, "alarms": [*alarms.values()]}
+    left_out = OF_UNITS if is_scale_free else ()
+    return {**report, "alarms": [text for about, text in alarms.items() if about not in left_out]}

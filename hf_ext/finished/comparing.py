@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from ..evaluation import (
 )
 from ..files import Json
 from ..labels import LABEL, LabelKind
-from ..property import BOUND_SIGNS, LIMITS_NOTE, Compared, check_threshold, describe_groups, scored_names
+from ..property import BOUND_SIGNS, LIMITS_NOTE, RANKING_NOTE, Compared, check_threshold, describe_groups, scored_names
 from ..reporting import Facts, read_run
 from ..text import format_table, units
 
@@ -142,7 +142,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     by = run.record.test.interval_by
     resampled = None
     if by:
-        is_cluster = by == "cluster" and SPLIT_CLUSTER in columns
+        is_cluster = by in ("cluster", "position") and SPLIT_CLUSTER in columns
         resampled = ResamplingGroups.of(by, columns[SPLIT_CLUSTER if is_cluster else by])
     group_names = columns[args.group_column] if args.group_column else None
     source = f"test rows of {run.folder}"
@@ -157,6 +157,7 @@ def compare(
     metric: str = "rmse",
     requirements: Sequence[Requirement] = (),
     seed: int = 0,
+    ranking: Collection[str] = (),
 ) -> Json:
     """Scores predictions as the report of a run does, and compares all with the first.
 
@@ -166,6 +167,7 @@ def compare(
         metric: of the verdicts.
         requirements: that every model but the first must meet; of one model, it.
         seed: of the bootstrap.
+        ranking: models that predict an order only.
 
     Returns:
         JSON-able, by name of model in the order in which they were given. `scores`: model -> metric -> `Score`;
@@ -202,11 +204,15 @@ def compare(
         "threshold": rows.threshold,
         "label_kind": kind.state(),
         "scores": scores,
-        "collapse": {name: collapse_report(predicted, labels, kind) for name, predicted in predictions.items()},
+        "collapse": {name: collapse_report(one, labels, kind, name in ranking) for name, one in predictions.items()},
         "verdicts": {name: judge(name) for name in later},
         "differences": {name: differ(predictions[name]) for name in later},
         "requirements": {name: check_requirements(requirements, scores[name]) for name in later or [first]},
-        "notes": [*rows.notes, *([LIMITS_NOTE] if has_limits else [])],
+        "notes": [
+            *rows.notes,
+            *([LIMITS_NOTE] if has_limits else []),
+            *(f"{name}: {RANKING_NOTE}" for name in predictions if name in ranking),
+        ],
     }
 
 

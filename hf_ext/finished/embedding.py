@@ -107,6 +107,8 @@ def _open(
         model = load_model(folder)
         if model.config.reads_vectors:
             raise ArgumentError(f"--model {own.model}: it reads vectors of a file, and has no encoder.")
+        if model.config.wild_type:
+            raise ArgumentError(f"--model {own.model}: it ranks by likelihood, and pools nothing. Give --encoder.")
         if has_adapters(model):
             model.merge_adapters()
         for index, spec in enumerate(model.config.encoder_specs):

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> Json:
     with quick_imports():  # here, so that --help waits for no model code
         from ..evaluation import metrics_of, parse_requirements, raise_failed
         from ..processes import refuse_several
-        from ..property import RANKING_NOTE, scored_names, training_arguments
+        from ..property import scored_names, training_arguments
         from ..reporting import write_json
         from ..text import start_run_log
         from .comparing import compare, describe, describe_unmet, load_labelled, load_test
@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> Json:
     requirements = parse_requirements(
         own.require, scored_names(kind, rows.threshold, rows.groups is not None), trains=False
     )
-    decides = "spearman" if any(one.is_scale_free for one in models) else metrics_of(kind).decides
+    ranking = [one.name for one in models if one.is_scale_free]
+    decides = "spearman" if ranking else metrics_of(kind).decides
     metric = own.metric or decides
     if metric not in (allowed := scored_names(kind, rows.threshold, has_groups=False)):
         raise ArgumentError(f"--metric {metric}: allowed here are {', '.join(allowed)}.")
@@ -81,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> Json:
         metric=metric,
         requirements=requirements,
         seed=own.seed,
+        ranking=ranking,
     )
-    found["notes"] += [f"{one.name}: {RANKING_NOTE}" for one in models if one.is_scale_free]
     log.info("\n%s\n", describe(found))
     result = {"models": {one.name: str(one.path) for one in models}, "seed": own.seed, **found}
     if output:

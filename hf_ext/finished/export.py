@@ -77,6 +77,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if model.config.reads_vectors or model.config.numbers:
         told = "it reads vectors of a file" if model.config.reads_vectors else "it reads columns beside sequences"
         raise ArgumentError(f"--model {args.model}: {told}, which is not exported. Use hf-ext predict.")
+    if model.config.wild_type:
+        told = "it ranks by the likelihood of a language model"
+        raise ArgumentError(f"--model {args.model}: {told}, which is not exported. Use hf-ext predict.")
     if bits := model.config.encoder_bits:
         raise ArgumentError(
             f"--model {args.model}: encoders in {bits} bits cannot be exported. Train without that flag."

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from .configuration import VECTORS, AffinityConfig, EncoderSpec, TowerSpec, Training, build_config, input_name
     from .encoders import (
+        NoMaskedHeadError,
         build_encoder,
         final_norm_of,
         fingerprint_weights,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from .generation.esm import state_encoder, state_key
     from .generation.model import NEVER_WRITTEN, AntibodyGenerator
     from .generation.parts import EncoderStates
-    from .head import ONE_LAYER, POOLINGS, Pooling
+    from .head import LIKELIHOOD, ONE_LAYER, POOLINGS, Pooling
     from .kernels.attention import KERNELS, PREFIX, register_attention
     from .kernels.blocked_attention import flop_counter
     from .kernels.faesm_bridge import restore_faesm, swap_faesm

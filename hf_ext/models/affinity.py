@@ -16,7 +16,7 @@ from ..labels import UNKNOWN
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import load_encoder, set_trainable
 from .ensemble import HeadEnsemble
-from .head import RegressionHead
+from .head import LIKELIHOOD, RegressionHead, score_variants
 from .losses import LOSSES, NumberLoss
 from .towers import TowerModel
 
@@ -43,7 +43,8 @@ class AffinityOutput(ModelOutput):
 class AffinityModel(TowerModel):
     """Predicts what `config.label_kind` says from the pooled embeddings of a row's sequences, or from each residue's.
 
-    Its encoders are those of a `TowerModel`: frozen ones are referenced, not owned.
+    Its encoders are those of a `TowerModel`: frozen ones are referenced, not owned. Of the form "likelihood" it ranks
+    variants of `config.wild_type`: its one encoder is a masked language model, whose score stands for an embedding.
 
     Raises:
         ArgumentError: a pooling with weights on a frozen encoder.
@@ -123,6 +124,12 @@ class AffinityModel(TowerModel):
         """Returns what stands for the embedding of input `name` in rows that lack it: (width,), float32."""
         widths = self.input_sizes
         return dict(zip(widths, self.head.fill.split([*widths.values()])))[name]
+
+    def encode(self, name: str, batch: dict[str, Tensor]) -> Tensor:
+        """Encodes as `TowerModel` does; of the form "likelihood" `score_variants`, (rows, 1)."""
+        if self.config.head_form == LIKELIHOOD:
+            return score_variants(self.encoders["0"], self.config.wild_type, batch)
+        return super().encode(name, batch)
 
     def forward(
         self,
@@ -230,7 +237,11 @@ class AffinityModel(TowerModel):
         they are divided by their typical size instead: variants of one protein vary so little that dividing by that
         would turn the smallest change of the encoder into a large one. So are columns beside sequences, which are
         standardised, or 0 and 1: a rare category is no large number. Rows that lack an input do not count in its scale.
+        Likelihoods keep theirs.
         """
+        self.config.is_scaled = True
+        if self.config.head_form == LIKELIHOOD:
+            return
         self.config.label_mean = label_mean
         if isinstance(label_std, list):
             self.config.label_std = [std if std > 0 else 1.0 for std in label_std]
@@ -244,7 +255,6 @@ class AffinityModel(TowerModel):
             for name, block in blocks.items()
         ]
         self.head.fit_scaling(torch.cat([block.mean(0) for block in blocks.values()]), torch.cat(scales))
-        self.config.is_scaled = True
 
     def row_losses(self, logits: Tensor, labels: Tensor, bounds: Tensor | None = None) -> Tensor | None:
         """Sums the loss of each row, (n,), from `forward`'s logits and its arguments.

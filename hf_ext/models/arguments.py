@@ -74,6 +74,11 @@ class ModelArguments:
     init_head_from: str | None = option(
         None, "Model folder of a run with frozen encoders; training starts from its head and its scales."
     )
+    objective: Literal["head", "likelihood"] = option(
+        "head",
+        "What is learned: head, on embeddings; or likelihood, of variants of one protein with few labels: a masked "
+        "language model ranks them by the likelihood of their substitutions, and trains in full or by --use_peft.",
+    )
     head: Head = option(
         "auto",
         "auto: on frozen encoders the mean of linear models and small networks, weighed by rows that they were not "

@@ -22,6 +22,7 @@ class EncoderSpec:
 
     `layer`: the number, from 1, of the layer whose states are read; those above it are dropped. None: the last.
     `also`: layers below it whose states are read, too; theirs stand in front, in this order.
+    `masked_head`: whether its head of a masked language model is loaded, too.
     """
 
     name_or_path: str
@@ -32,6 +33,7 @@ class EncoderSpec:
     lora: dict[str, Any] = field(default_factory=dict)
     layer: int | None = None
     also: list[int] = field(default_factory=list)
+    masked_head: bool = False
 
 
 @dataclass
@@ -63,7 +65,8 @@ class AffinityConfig(PretrainedConfig):
     Args:
         encoders: `EncoderSpec` as dicts.
         towers: `TowerSpec` as dicts; one to three.
-        head_form: "product" or "gated", see `hf_ext.models.head`; None: a perceptron.
+        head_form: "product", "gated" or "likelihood", see `hf_ext.models.head`; None: a perceptron.
+        wild_type: of "likelihood", token ids of what rows are variants of.
         head_sizes: widths of the head's hidden layers.
         head_dropout: dropout probability after each hidden layer.
         label_kind: `state()` of a `LabelKind`; None: one number per row.
@@ -101,6 +104,7 @@ class AffinityConfig(PretrainedConfig):
     encoders: list | None = None
     towers: list | None = None
     head_form: None | str = None  # noqa: RUF036
+    wild_type: None | list = None  # noqa: RUF036
     head_sizes: list | None = None
     head_dropout: float = 0.3
     label_kind: None | dict = None  # noqa: RUF036

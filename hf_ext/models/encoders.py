@@ -15,12 +15,14 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
     BitsAndBytesConfig,
     EsmTokenizer,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
 from ..data import ESM_VOCABULARY, irregular_kind
@@ -37,19 +39,32 @@ _NOT_NEEDED = ("contact_head.", "pooler.")  # never used for embeddings
 # ESM's contact head never sees a gradient; left trainable it breaks DDP and optimizer resume. RoFormer's table of sines
 # is a weight by name alone.
 _NEVER_TRAINED = ("contact_head.", "encoder.embed_positions.")
+WITH_HEAD = (
+    "Take one that was saved with its masked head, such as facebook/esm2_t12_35M_UR50D, or what hf-ext mlm wrote."
+)
+
+
+class NoMaskedHeadError(ArgumentError):
+    """An encoder does not say how likely a residue is: its kind has no masked head, or its weights lack it."""
 
 
 def read_encoder(
-    name_or_path: str, revision: str | None, training: Training, lora: LoraSettings, layer: int | None = None
+    name_or_path: str,
+    revision: str | None,
+    training: Training,
+    lora: LoraSettings,
+    layer: int | None = None,
+    masked_head: bool = False,
 ) -> EncoderSpec:
     """Reads an encoder's configuration and identity; downloads no weights.
 
     Args:
         layer: the number, from 1, of the layer whose states are read; None: the last.
+        masked_head: whether its head of a masked language model is needed.
 
     Raises:
-        ArgumentError: no configuration there, or of nothing that can be built here; a family that is not served; it has
-            no such layer.
+        NoMaskedHeadError: it is, and this kind has none; where its weights lack it, `load_encoder` says so.
+        ArgumentError: no configuration there, or of what cannot be built here; another family; it has no such layer.
     """
     hint = check_folder(name_or_path, "Encoder")
     remedy = "Give a Hub id, such as facebook/esm2_t33_650M_UR50D, or a folder with config.json and model.safetensors."
@@ -57,6 +72,8 @@ def read_encoder(
     with reading(f"Encoder {name_or_path!r}: {what}", name_or_path, f"{hint} {remedy}".lstrip()):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     check_family(name_or_path, config.to_dict())
+    if masked_head and (kind := config.model_type) not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise NoMaskedHeadError(f"Encoder {name_or_path!r}: type {kind!r} has no masked head. {WITH_HEAD}")
     num_layers = config.num_hidden_layers
     if layer is not None and layer > num_layers:
         raise ArgumentError(f"--layer {layer}: {name_or_path!r} has {num_layers} layers, numbered from 1.")
@@ -69,6 +86,7 @@ def read_encoder(
         training=training,
         lora=vars(lora) if training == "lora" else {},
         layer=None if layer == num_layers else layer,
+        masked_head=masked_head,
     )
     with reading(f"Encoder {name_or_path!r} cannot be built", name_or_path, remedy), torch.device("meta"):
         _architecture(spec)  # no memory, no numbers: says now what would else end the run after the data was read
@@ -152,7 +170,7 @@ def load_encoder(
                 f"Encoder {spec.name_or_path!r} has changed: its weights hash to {found}, this model was made with "
                 f"{spec.fingerprint}. Restore the folder, or train again."
             )
-    factory = _factory(spec.config["model_type"])
+    factory = _factory(spec)
     # A branch may have moved since the spec was read: its commit is loaded, not what the branch is by now.
     revision = _commit(spec) or spec.revision
     settings = {"revision": revision, "dtype": dtype, "trust_remote_code": False, **_no_pooler(spec)}
@@ -167,9 +185,10 @@ def load_encoder(
         whole_weights(),
     ):
         encoder, info = factory.from_pretrained(spec.name_or_path, output_loading_info=True, **settings)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(_NOT_NEEDED))
+    missing = sorted(key for key in info["missing_keys"] if not any(map(key.__contains__, _NOT_NEEDED)))
     if missing:
-        raise ArgumentError(f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all).")
+        told = f"Encoder {spec.name_or_path!r} lacks weights: {missing[:5]} ({len(missing)} in all)."
+        raise NoMaskedHeadError(f"{told} {WITH_HEAD}") if spec.masked_head else ArgumentError(told)
     for module in encoder.modules() if bits == 4 else ():
         module.support_avx512bf16_for_cpu = False  # else repacked in evaluation, and computed in bf16
     return prepare_encoder(encoder, spec)
@@ -207,14 +226,16 @@ def build_encoder(spec: EncoderSpec) -> PreTrainedModel:
 def _architecture(spec: EncoderSpec) -> PreTrainedModel:
     settings = dict(spec.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    factory = _factory(config.model_type)
+    factory = _factory(spec)
     # Left to itself, from_config takes the dtype that the encoder was published in, such as float16.
     with whole_weights():
         return factory.from_config(config, dtype=torch.get_default_dtype(), **_no_pooler(spec))
 
 
-def _factory(model_type: str) -> Any:
-    family = FAMILIES.get(model_type)
+def _factory(spec: EncoderSpec) -> Any:
+    if spec.masked_head:
+        return AutoModelForMaskedLM
+    family = FAMILIES.get(spec.config["model_type"])
     return AutoModelForTextEncoding if family and family.reads_text else AutoModel
 
 
@@ -252,7 +273,7 @@ def final_norm_of(encoder: PreTrainedModel) -> nn.Module:
 def set_trainable(encoder: PreTrainedModel, training: Training) -> None:
     """Lets all weights train ("full"), the adapters only ("lora") or none ("frozen")."""
     for name, parameter in encoder.named_parameters():
-        trains = not name.startswith(_NEVER_TRAINED) if training == "full" else "lora_" in name
+        trains = not any(map(name.__contains__, _NEVER_TRAINED)) if training == "full" else "lora_" in name
         parameter.requires_grad_(trains)
 
 
@@ -273,22 +294,6 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
 
 
 def _no_pooler(spec: EncoderSpec) -> dict[str, Any]:
-    if spec.config["model_type"] in ("esm", "bert"):
+    if spec.config["model_type"] in ("esm", "bert") and not spec.masked_head:
         return {"add_pooling_layer": False}
     return {}
-
-
-@contextmanager
-def computing_in_float32(encoder: torch.nn.Module) -> Iterator[None]:
-    """Widens weights in half precision, in place; narrows them at the end, which loses nothing.
-
-    Cost: one pass over the weights each way, and memory for them in float32; nothing is read from disk.
-    """
-    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
-    for parameter, _ in halves:
-        parameter.data = parameter.data.float()
-    try:
-        yield
-    finally:
-        for parameter, dtype in halves:
-            parameter.data = parameter.data.to(dtype)

@@ -97,7 +97,8 @@ def join_layers(layers: nn.ModuleList, norm: nn.Module, numbers: Sequence[int]) 
     last.register_forward_hook(join)
 
 
-HEADS = ("mlp", "product", "gated")
+LIKELIHOOD = "likelihood"
+HEADS = ("mlp", "product", "gated", LIKELIHOOD)
 ONE_LAYER = ("product", "gated")  # of these one hidden layer, so one size
 
 
@@ -105,7 +106,8 @@ class RegressionHead(nn.Module):
     """Standardise each embedding feature, then layers with one output or several.
 
     mlp: Linear, GELU, Dropout, LayerNorm per hidden layer, then outputs; the last hidden layer has no LayerNorm, and
-    without hidden layers it is a linear model. product: see `TowerProduct`. gated: see `GatedLayer`.
+    without hidden layers it is a linear model. product: see `TowerProduct`. gated: see `GatedLayer`. likelihood: what
+    `score_variants` gives, as it is.
 
     Args:
         input_sizes: width of each pooled embedding; one number for their sum where `form` does not tell them apart.
@@ -136,6 +138,8 @@ class RegressionHead(nn.Module):
             self.layers = TowerProduct(widths, hidden_sizes[0], dropout, num_outputs or 1)
         elif form == "gated":
             self.layers = GatedLayer(sum(widths), hidden_sizes[0], dropout, num_outputs or 1)
+        elif form == LIKELIHOOD:
+            self.layers = nn.Identity()
         else:
             self.layers = _perceptron(sum(widths), hidden_sizes, dropout, num_outputs or 1)
 
@@ -225,3 +229,25 @@ class GatedLayer(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Maps (n, input_size) to (n, num_outputs)."""
         return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))
+
+
+def score_variants(encoder: nn.Module, wild_type: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
+    """Sums over substitutions log p(residue) - log p(wild type's), both given the wild type: (n, 1), float32.
+
+    The wild type's own score is 0. Rows of another length have NaN.
+
+    Args:
+        encoder: a masked language model.
+        wild_type: its token ids, special ones included.
+        batch: `ResidueTokenizer`'s tensors, (n, tokens).
+
+    Cost: one pass of the wild type, whatever n is.
+    """
+    mask = batch["attention_mask"]
+    given = torch.tensor([wild_type], device=mask.device)
+    logits = encoder(input_ids=given, attention_mask=torch.ones_like(given)).logits[0].float()
+    relative = logits - logits.gather(1, given.T)  # what log_softmax takes off is the same for all residues
+    variants = batch["input_ids"][:, : len(wild_type)]
+    is_variant = mask.sum(1) == len(wild_type)
+    padded = nn.functional.pad(variants, (0, len(wild_type) - variants.shape[1]))
+    return relative.gather(1, padded.T).sum(0).masked_fill(~is_variant, float("nan"))[:, None]

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from ..data import join_windows
 from ..errors import ArgumentError
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec
-from .encoders import build_encoder, computing_in_float32, cut_layers, load_encoder, set_trainable
+from .encoders import build_encoder, cut_layers, load_encoder, set_trainable
 from .head import POOLINGS, Pooling
-from .kernels.process_settings import replaced
+from .kernels.process_settings import computing_in_float32, replaced
 from .lora import is_rounded, merge_layers, quantize
 
 Encode = Callable[[Sequence[str]], Tensor]
@@ -47,7 +47,7 @@ class TowerModel(PreTrainedModel):
         """Input name -> width of its pooled embedding, or of a residue's."""
         specs = self.config.encoder_specs
         sizes = [int(spec.config.get("hidden_size") or spec.config["d_model"]) for spec in specs]
-        widths = [size * (1 + len(spec.also)) for size, spec in zip(sizes, specs)]
+        widths = [1 if spec.masked_head else size * (1 + len(spec.also)) for size, spec in zip(sizes, specs)]
         return {name: widths[tower.encoder] for tower in self.config.tower_specs for name in tower.names}
 
     @property

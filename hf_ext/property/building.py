@@ -17,6 +17,7 @@ from ..hardware import Hardware, detect_hardware
 from ..labels import LabelKind
 from ..models import (
     FAMILIES,
+    LIKELIHOOD,
     ONE_LAYER,
     VECTORS,
     AffinityModel,
@@ -138,7 +139,9 @@ def model_settings(
     args: AffinityArguments, kind: LabelKind | None = None, numbers: Json | None = None
 ) -> dict[str, Any]:
     """Returns what `AffinityConfig` takes besides encoders and towers."""
-    form = args.head if args.head in ONE_LAYER else None
+    form: str | None = args.head if args.head in ONE_LAYER else None
+    if args.objective == LIKELIHOOD:
+        form = LIKELIHOOD
     given = {name: getattr(args, name) for name in OF_CONFIG}
     return {**given, "head_form": form, "label_kind": kind and kind.stored, NUMBERS: numbers}
 
@@ -168,7 +171,7 @@ def read_towers(
 
     identities = [*zip(args.encoders, revisions, trainings)]
     distinct = [*dict.fromkeys(identities)]
-    how_to_read = lora or LoraSettings(), args.layer_number
+    how_to_read = lora or LoraSettings(), args.layer_number, args.objective == LIKELIHOOD
     specs = [read_encoder(name, at, cast(Training, how), *how_to_read) for name, at, how in distinct]
     towers = []
     for identity, columns, pooling in zip(identities, tower_inputs(args, sequence_columns), args.per_tower("pooling")):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..heads import MEMBER_HEADERS, describe_layers, member_rows
 from ..labels import LabelKind
+from ..models import LIKELIHOOD
 from ..reporting import (
     PLACEHOLDER,
     Audit,
@@ -78,6 +79,8 @@ def _summary(run: RunRecord, kind: LabelKind, label: str, columns: list[str]) ->
     if beside := _find_beside(run):
         text += f", and from {join_words(beside)}"
     text += "."
+    if run.model.own.get("head_form") == LIKELIHOOD:
+        text += " A masked language model ranks variants of one protein by the likelihood of their substitutions."
     if vectors := run.model.own.get("vectors"):
         text += (
             f" It has no encoder: it reads vectors of {vectors[0]:,} numbers that another program made of them, which "

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from ..baselines import PRETRAINED_ROWS
-from ..data import DataArguments, Fold, NumberColumns, make_demo_encoders
+from ..data import DataArguments, Fold, NumberColumns, SequenceCollator, make_demo_encoders
 from ..evaluation import RowMetrics
 from ..hardware import Hardware
+from ..heads import resolve_likelihood, set_wild_type
 from ..labels import LabelKind, Number
 from ..memory import affinity_batch
-from ..models import VECTORS, AffinityModel, build_config, build_encoder
+from ..models import LIKELIHOOD, VECTORS, AffinityModel, build_config, build_encoder
 from ..plan import Plan
 from ..speedups import lora_settings
 from ..tasks import DryRun, MakeBatch, Part, RowLengths, Stage, Step, dry_run_encoder, read_lengths
@@ -71,6 +72,7 @@ def make_dry_run(
             nonlocal splits, kind, numbers, num_runs
             if not dry_run.is_read(data_args.dataset_name):
                 return
+            resolve_likelihood(given, args, data_args)
             check_repeats(given, data_args, args)
             if given.folds:
                 folds, *_ = find_folds_of(given.folds, data_args, Path(scratch) / "rejected.csv")
@@ -108,9 +110,19 @@ def make_dry_run(
         inputs = model.config.input_columns
         if splits:
             dry_run.attempt("vectors", lambda: bind_vectors(model, given.embeddings, splits, data_args))
-        collate = partial(build_collator, model, data_args, given.max_length)
+
+        def collate() -> SequenceCollator:
+            collator = build_collator(model, data_args, given.max_length)
+            if given.objective == LIKELIHOOD:
+                set_wild_type(model, collator, splits)
+            return collator
+
         limits = dry_run.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)
         lengths = read_lengths(splits, inputs, limits)
+        if given.objective == LIKELIHOOD:  # a step is one pass of the wild type
+            model.config.wild_type = [0] * max(lengths.longest.values())
+            mean = {name: one / args.per_device_train_batch_size for name, one in lengths.mean.items()}
+            lengths = replace(lengths, mean=mean)
         dry_run.stages.append(
             Stage(
                 args,

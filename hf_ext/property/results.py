@@ -28,6 +28,8 @@ HINTS = {  # what was found -> what to do next
     "tuned": "Fine-tuning was not shown to pay: {tuned} Next: `hf-ext compare --sides frozen {training} --`, with the "
     "other flags of this run, compares both on one split.",
     "better, random split": "Next: --split cluster tests on sequences unlike those of training.",
+    "better, random variants": "Next: --split position tests on positions that no training row changes, --split "
+    "mutations on rows with more substitutions than those of training.",
     "undecided": "Next: more test rows than these {num_rows:,} decide{sizes}.",
     "constant": "Next: look at the data and the training before the model: the alarms about labels, their unit and "
     "sign; whether --sequence_columns hold what they depend on, and a baseline does better than the training mean; the "
@@ -51,7 +53,8 @@ def make_advice(report: Facts, settings: Facts, folder: Path, test: SplitScores)
     if verdict.outcome == "better":
         is_frozen = set(settings["tower_training"]) == {"frozen"} and not settings.get("embeddings")
         found = ["better, frozen"] if is_frozen else []
-        found += ["better, random split"] if rule == "random" and not report.get("streaming") else []
+        harder = "better, random variants" if report.get("variants") else "better, random split"
+        found += [harder] if rule == "random" and not report.get("streaming") else []
     elif verdict.outcome in ("undecided", "undefined"):
         found = ["undecided"]
     else:
@@ -149,4 +152,5 @@ def _describe_model(config: AffinityConfig) -> Json:
         encoder = config.encoder_specs[tower.encoder]
         named = {"encoder": encoder.name_or_path, "revision": encoder.revision, "training": encoder.training}
         towers.append({**named, "layer": encoder.layer, "pooling": tower.pooling, "inputs": tower.inputs})
-    return {"towers": towers, "vectors": vectors, "head_sizes": config.head_sizes, "loss": config.loss}
+    head = {"head_form": config.head_form, "head_sizes": config.head_sizes}
+    return {"towers": towers, "vectors": vectors, **head, "loss": config.loss}

@@ -13,6 +13,7 @@ from ..data import (
     SPLIT_CLUSTER,
     DataArguments,
     LoadedData,
+    Variants,
     column_names,
     find_missing,
     has_numbered_rows,
@@ -78,6 +79,7 @@ def load_rows(
         return data
     train = data.splits["train"]
     columns = data_args.sequence_columns
+    data.report["notes"] += Variants.fit(train, **data.report["variants"]).describe()
     data.kind.check_sequences(columns, [len(train.unique(column)) for column in columns])
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]
@@ -173,9 +175,9 @@ def describe_rows(data: LoadedData) -> str:
 def find_groups(args: DataArguments, splits: Any, name: str = "test") -> ResamplingGroups | None:
     """Finds the clusters of split `name` that were held out together: intervals resample them, folds never cut one.
 
-    The column of `--split group:COLUMN`, or the clusters of `--split cluster`. Of other splits, of `--group_column` and
-    the sequence columns, the one with the fewest values among those of which several rows share a value and none is in
-    training; a column with one value only if there is no other.
+    The column of `--split group:COLUMN`, the clusters of `--split cluster`, the positions of `--split position`. Of
+    other splits, of `--group_column` and the sequence columns, the one with the fewest values among those of which
+    several rows share a value and none is in training; a column with one value only if there is no other.
 
     Args:
         args: of the data.
@@ -197,7 +199,8 @@ def find_groups(args: DataArguments, splits: Any, name: str = "test") -> Resampl
         asked = [name for name in (args.group_column, *args.sequence_columns) if name in names]
         columns = [name for name in asked if not {*read_columns(train, [name])} & {*read_columns(rows, [name])}]
     values = {column: read_column(rows, column) for column in columns}
-    found = [ResamplingGroups.of("cluster" if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
+    kind = "position" if str(args.split).startswith("position") else "cluster"
+    found = [ResamplingGroups.of(kind if name == SPLIT_CLUSTER else name, values[name]) for name in columns]
     repeated = [groups for groups in found if not groups.are_rows]
     return min(repeated, key=lambda groups: (groups.num_groups == 1, groups.num_groups), default=None)
 

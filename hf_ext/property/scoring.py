@@ -237,7 +237,7 @@ def score_rows(
         verdict,
         scores,
         metrics.score_classes(predictions, labels),
-        collapse=collapse_report(predictions, labels, kind),
+        collapse=collapse_report(predictions, labels, kind, is_scale_free),
         slices=sliced,
         notes=[
             *(note for note, is_true in said.items() if is_true),

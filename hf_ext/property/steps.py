@@ -27,12 +27,14 @@ from ..heads import (
     fit_ensemble,
     fit_intervals,
     resolve_head,
+    resolve_likelihood,
     score_intervals,
     score_spread,
+    set_wild_type,
     why_last,
 )
 from ..labels import LabelKind
-from ..models import AUTO_LAYER, balanced_weights
+from ..models import AUTO_LAYER, LIKELIHOOD, balanced_weights
 from ..speedups import lora_settings
 from ..tasks import Run, stock_arguments, with_absolute_path
 from ..trainer import FastTrainer
@@ -83,6 +85,8 @@ def check(run: Run) -> None:
         lone := {"unlabelled", "distill_weight", "distill_temperature"} & run.explicit
     ):
         raise ArgumentError(f"--{min(lone)} is for a student: give --distill_from, too, or leave it out.")
+    if resolved := resolve_likelihood(run.model_args, run.args, run.data_args):
+        run.log.info(resolved)
     check_repeats(run.model_args, run.data_args, run.args)
     if "focal_gamma" in run.explicit and run.model_args.loss != "focal":
         raise ArgumentError("--focal_gamma is of one loss: give --loss focal, too, or leave it out.")
@@ -148,6 +152,8 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         model.config.class_weights = weights
         run.log.info(f"Class weights: {np.min(weights):.3g} to {np.max(weights):.3g}, balanced over training labels.")
     collator = build_collator(model, data_args, model_args.max_length)
+    if model_args.objective == LIKELIHOOD:
+        run.log.info(set_wild_type(model, collator, data.splits))
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))

@@ -6,7 +6,7 @@ from ..faces import offer
 
 if TYPE_CHECKING:
     from .batch_counts import flops_coefficients
-    from .charts import confusion_chart, is_drawn, plot_loss, plot_scatter, write_png
+    from .charts import confusion_chart, is_drawn, plot_loss, plot_scatter, position_chart, write_png
     from .data_section import describe_inputs, describe_repeated, summarize_data
     from .page import PLACEHOLDER, Block, Code, Page, Points, Table, Text, page_record
     from .record import (

@@ -35,6 +35,7 @@ FONT = 12  # points; the page shows its text as large
 MAX_POINTS = 400  # of a curve; more are averaged, the drawing is not wider
 MAX_DOTS = 1500  # more rows are drawn as density: dots would hide each other, and the page would grow
 MAX_DRAWN_CLASSES = 20
+MAX_NAMED_PLACES = 40  # of a wild type, under their bars
 FEW_CLASSES = 5  # with room for names side by side
 LOG_RATIO = 30.0  # from here on an axis of losses is logarithmic
 DASHED: Json = {"color": SERIES[1], "linewidth": 1.5, "linestyle": "--", "zorder": 3}
@@ -235,6 +236,33 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
     cells = axes.hexbin(xs, ys, gridsize=36, bins="log", mincnt=1, extent=box, **look)
     most = int(np.max(np.asarray(cells.get_array())))
     return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
+
+
+def position_chart(errors: np.ndarray, sequences: Sequence[str], wild_type: str) -> Chart | None:
+    """Draws the mean absolute error of rows by the position that they substitute in a wild type; None where none does.
+
+    Args:
+        errors: (n,) prediction less measurement; rows where it is not finite are left out.
+        sequences: n; those of another length than the wild type are left out.
+    """
+    kept = [i for i, one in enumerate(sequences) if len(one) == len(wild_type) and np.isfinite(errors[i])]
+    letters = np.array([[*wild_type], *([*sequences[i]] for i in kept)])
+    row, position = np.nonzero(letters[1:] != letters[0])
+    if not len(row):
+        return None
+    places, of_place, nums = np.unique(position, return_inverse=True, return_counts=True)
+    means = np.bincount(of_place, np.abs(errors)[kept][row]) / nums
+    figure, axes = new_figure("position in the wild type", "mean absolute error")
+    across = places + 1
+    if len(places) <= MAX_NAMED_PLACES:
+        across = np.arange(len(places))
+        axes.set_xticks(across, [f"{wild_type[i]}{i + 1}" for i in places], rotation=90)
+    axes.bar(across, means, width=0.8, color=_shades(0.25, 6)(nums / nums.max()))
+    alt = f"Mean absolute error by position, {len(kept):,} test rows"
+    see = (
+        f"Stronger in colour with more rows ({nums.min():,} to {nums.max():,}); a row counts at each of its positions."
+    )
+    return Chart(figure, alt, f"Mean absolute error of test rows by the position that they substitute. {see}")
 
 
 def is_drawn(kind: LabelKind) -> bool:

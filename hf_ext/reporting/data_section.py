@@ -18,6 +18,10 @@ SPLITS = {
     "group": "Whole groups were held out ({rule}): the scores are about new groups, of this kind of data.",
     "cluster": "Similar sequences were kept on one side of the split{limit}: the scores are about sequences unlike "
     "those of training by that measure, of this kind of data.",
+    "position": "Whole positions were held out ({rule}): the scores are about substitutions at positions of this "
+    "protein that no training row changes.",
+    "mutations": "Rows with few substitutions train, and those with more test: the scores are about variants farther "
+    "from this wild type than those of training.",
     "column": "The split came with the data ({rule}): what the scores say about new sequences depends on how it was "
     "made.",
     "files": "The split came with the data, as files: what the scores say about new sequences depends on how it was "

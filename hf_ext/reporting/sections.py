@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..text import is_finite, units
-from .charts import confusion_chart, is_drawn, scatter_chart
+from .charts import confusion_chart, is_drawn, position_chart, scatter_chart
 from .data_section import data_blocks, data_limits
 from .page import PLACEHOLDER, Block, Blocks, Code, Figures, Page, Points, Table, Text, read_page
 from .record import Base, RunRecord, from_json
@@ -157,6 +157,10 @@ def _result_blocks(run: RunFiles, page: Page) -> Blocks:
     charts = []
     if run.predictions and kind.chart == "scatter":
         charts.append(scatter_chart(run.predictions.labels, run.predictions.predictions, record.label_name))
+        if variants := record.data.own.get("variants"):
+            errors = run.predictions.predictions - run.predictions.labels
+            sequences = run.predictions.columns.get(variants["column"], [])
+            charts.append(position_chart(errors, sequences, variants["wild_type"]))
     elif run.predictions and is_drawn(kind):
         charts.append(confusion_chart(run.predictions.labels, run.predictions.predictions, kind.names))
     if drawn := [chart for chart in charts if chart]:

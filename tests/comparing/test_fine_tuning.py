@@ -10,6 +10,7 @@ import commands
 import numpy as np
 import pytest
 from inside import ChildFailed, CompareArguments, Side, SideRun
+from scipy.stats import spearmanr
 
 from hf_ext.comparing.fine_tuning import answer, format_trainings, make_training_sides, score_runs
 from hf_ext.errors import ArgumentError, DataError
@@ -42,7 +43,8 @@ def write_run(
     for one, values in baselines.items():
         baseline_file(folder, one).parent.mkdir(exist_ok=True)
         write_predictions(baseline_file(folder, one), rows.select_columns(["source_row"]), {PREDICTION: values})
-        scores[one] = {"rmse": {"value": float(np.sqrt(np.mean((values - LABELS) ** 2)))}}
+        rho = None if one == "training mean" else float(spearmanr(values, LABELS).statistic)
+        scores[one] = {"rmse": {"value": float(np.sqrt(np.mean((values - LABELS) ** 2)))}, "spearman": {"value": rho}}
     verdict = {"comparison": {"metric": "rmse"}}
     test = {"scores": scores, "interval_by": None, "baselines": {one: {} for one in baselines}}
     results = {
@@ -100,6 +102,16 @@ def test_all_pairs_are_compared_and_the_table_has_scores_differences_and_costs(t
     assert cells[3].startswith(f"{gain:.3f} [")
     assert cells[4:] == ["1 min 1 s", "1 min 40 s", "0.500", "1,234"]
     assert "- x FAILED: no disk" in page
+
+
+def test_a_likelihood_has_no_head_to_begin_with_and_is_compared_by_the_order_of_rows(tmp_path):
+    sides = make_training_sides(CompareArguments(sides=["likelihood --use_peft true", "lora", "frozen"]), [])
+    assert sides[-1].arguments == ("--objective", "likelihood", "--use_peft", "true")
+    runs = [write_run(tmp_path, "frozen", NEAR), write_run(tmp_path, "likelihood", 50 + 9 * NEARER, seconds=83)]
+    found = score_runs(runs)
+    assert found["metric"] == "spearman"
+    assert any("likelihood: The loss ranks rows" in note for note in found["notes"])
+    assert answer(found, runs).startswith("likelihood is better than frozen: Spearman 0.9")
 
 
 def test_predictions_of_other_rows_are_not_compared(tmp_path):

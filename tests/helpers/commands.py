@@ -6,6 +6,7 @@ from hf_ext.cli import COMMANDS
 
 predict = import_module(COMMANDS["predict"][0]).main
 embed = import_module(COMMANDS["embed"][0]).main
+score_variants = import_module(COMMANDS["score-variants"][0]).main
 evaluate = import_module(COMMANDS["evaluate"][0]).main
 sample = import_module(COMMANDS["sample"][0]).main
 resume = import_module(COMMANDS["resume"][0]).main

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, ROOT / "benchmarks" / "README.md", *DOCS, *sorted((ROOT / "recipes").rglob("README.md"))]
-SCRIPT = re.compile(r"recipes/([\w/]+)\.py\b|(?:^|&& )hf-ext (\w+)")
+SCRIPT = re.compile(r"recipes/([\w/]+)\.py\b|(?:^|&& )hf-ext (\w[\w-]*)")
 PARSERS = (
     (FastArgumentParser, "parse_args_into_dataclasses"),
     (HfArgumentParser, "parse_args_into_dataclasses"),

@@ -41,6 +41,7 @@ class SequenceCollator:
 
     Attributes:
         optional_inputs: names of inputs all of whose columns may be "".
+        num_residues: what each row must have, see `check_inputs`; None: any number.
 
     Raises:
         DataError: (when called) an input is too long and `too_long` is "error".
@@ -63,6 +64,7 @@ class SequenceCollator:
         self.columns = {name: list(chains) for name, chains in columns.items()}
         self.too_long: TooLong = too_long
         self.missing_chains = [*missing_chains]
+        self.num_residues: int | None = None
 
     @property
     def optional_inputs(self) -> list[str]:
@@ -102,7 +104,7 @@ class SequenceCollator:
             tokenizer.tokenizer.save_pretrained(root / "tokenizers" / str(i))
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
         settings = {**{name: getattr(self, name) for name in OPTIONS}, "label_kind": self.kind.state()}
-        settings[NUMBERS] = self.numbers.state()
+        settings |= {NUMBERS: self.numbers.state(), "num_residues": self.num_residues}
         write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
 
     @classmethod
@@ -132,9 +134,10 @@ class SequenceCollator:
             tokenizers[name] = ResidueTokenizer(tokenizer, len(columns))
             tokenizers[name].max_residues = max_residues
             tokenizers[name].limited_by = "this model reads"
-        return cls(
-            tokenizers, {name: columns for name, (columns, _) in inputs.items()}, **options, kind=kind, numbers=numbers
-        )
+        columns_of = {name: columns for name, (columns, _) in inputs.items()}
+        collator = cls(tokenizers, columns_of, **options, kind=kind, numbers=numbers)
+        collator.num_residues = settings.get("num_residues")
+        return collator
 
     def __call__(self, features: Any) -> dict[str, Any]:
         """`labels`, `bounds`, `teacher`, `numbers` of rows that have them; `sequences`: the tensors of each input."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -36,8 +36,9 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
         one that says how many, and what it costs. Of columns beside sequences `cut` alone.
 
     Raises:
-        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`: how many, and the
-            first ones with file row and length; rows that lack a number that all training rows have.
+        DataError: more than 1 % unknown residues, or rows above the limit with `too_long="error"`, or of another length
+            than a wild type: how many, and the first ones with file row and length; rows that lack a number that all
+            training rows have.
     """
     numbers = getattr(collator, NUMBERS, None)
     report = numbers.check(splits, source) if numbers else {}
@@ -46,6 +47,13 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
         tokenizer = collator.tokenizers[name]
         unknown = tokenizer.check_contract([chain for row in counts for chain in row], name)
         lengths = {row: sum(map(len, row)) for row in counts}
+        exact = getattr(collator, "num_residues", None)
+        if exact and {*lengths.values()} != {exact}:
+            listed = _list_rows(splits, columns, exact.__ne__, "of another length")
+            raise DataError(
+                f"Input '{name}': variants of {exact:,} residues, by substitutions alone.\n{source or 'The data'}: "
+                f"{listed}. Leave them out."
+            )
         limit = tokenizer.max_residues or NO_LIMIT
         above = {row: length for row, length in lengths.items() if length > limit}
         report[name] = {"unknown_share": unknown, "longest": max(lengths.values())}
@@ -53,8 +61,11 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
             try:
                 collator.encode(name, *zip(max(above.items(), key=itemgetter(1))[0]))  # raises unless allowed
             except DataError as error:
-                rows_above = _list_long(splits, columns, limit, source)
-                raise DataError(f"{error}\n{rows_above}") from error
+                listed = _list_rows(splits, columns, limit.__lt__, "too long")
+                raise DataError(
+                    f"{error}\n{source or 'The data'}: {listed}. Or leave them out: --too_long error --max_residues N "
+                    "--bad_rows drop, N per column."
+                ) from error
             read, _ = limit_of(collator, name).reads(np.array([*above.values()]))
             more = sum((num - length) * counts[row] for num, (row, length) in zip(read.tolist(), above.items()))
             share = abs(more) / sum(length * counts[row] for row, length in lengths.items())
@@ -77,20 +88,17 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
     return report
 
 
-def _list_long(splits: Facts, columns: Sequence[str], limit: int, source: str | None) -> str:
-    """Lists rows above the limit: how many, and the first ones."""
+def _list_rows(splits: Facts, columns: Sequence[str], is_listed: Callable[[int], bool], what: str) -> str:
+    """Lists rows whose number of residues `is_listed`: how many are `what`, and the first ones."""
     found = []
     for split_name, split in splits.items():
         rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
         for number, row in enumerate(rows, 1):
             length = sum(len(row[column]) for column in columns)
-            if length > limit:
+            if is_listed(length):
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
-    return (
-        f"{source or 'The data'}: {len(found):,} row{'s are' if len(found) > 1 else ' is'} too long: "
-        f"{list_some(found, MAX_LISTED)}. Or leave them out: --too_long error --max_residues N "
-        "--bad_rows drop, N per column."
-    )
+    total = f"{len(found):,} row{'s are' if len(found) > 1 else ' is'}"
+    return f"{total} {what}: {list_some(found, MAX_LISTED)}"
 
 
 def _read_rows(split: Any, columns: Sequence[str]) -> Iterable[Any]:

@@ -89,3 +89,19 @@ def _onednn() -> Any:
 
 
 HELD_MATMUL = Held(read_matmul_precision, set_matmul_precision)
+
+
+@contextmanager
+def computing_in_float32(encoder: torch.nn.Module) -> Iterator[None]:
+    """Widens weights in half precision, in place; narrows them at the end, which loses nothing.
+
+    Cost: one pass over the weights each way, and memory for them in float32; nothing is read from disk.
+    """
+    halves = [(p, p.dtype) for p in encoder.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    for parameter, _ in halves:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter, dtype in halves:
+            parameter.data = parameter.data.to(dtype)

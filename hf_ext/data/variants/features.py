@@ -1,0 +1,145 @@
+"""Variants of one protein as numbers: what they substitute where, and how unlike the residues are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import ArrayLike, NDArray
+
+from ..columns import read_columns
+from ..proteins import STANDARD
+from .substitutions import OTHER, Numbers, Substitutions, find_substitutions
+
+MAX_PAIRS = 2048  # of a position and a residue
+MIN_ROWS = 2  # that show a pair: of one, only its own row would learn
+# Of the residues of STANDARD: hydropathy (Kyte and Doolittle 1982), volume in cubic angstroms (Zamyatnin 1972), charge.
+SCALES = (
+    "1.8 2.5 -3.5 -3.5 2.8 -0.4 -3.2 4.5 -3.9 3.8 1.9 -3.5 -1.6 -3.5 -4.5 -0.8 -0.7 4.2 -0.9 -1.3",
+    "88.6 108.5 111.1 138.4 189.9 60.1 153.2 166.7 168.6 166.7 162.9 114.1 112.7 143.8 173.4 89 116.1 140 227.8 193.6",
+    "0 0 -1 -1 0 0 0 0 1 0 0 0 0 0 1 0 0 0 0 0",
+)
+# BLOSUM62 (Henikoff and Henikoff 1992), a row for each residue of STANDARD: scores plus 4, as hexadecimal digits.
+BLOSUM62 = """
+84232423333233354412 4d102113133111133322 21a61331301534243101 30691241512436443212 2211a134144101122357
+41321a20201422242121 213432c1312524432126 33114018165111123713 31351231923435643212 33014016286112223523
+33124125369224333533 21541451412a24454102 313302213122b3233201 31461241524439543223 31241241623425933112
+53442432423534385212 43332223333233359422 43123117255122124813 120152211230021121f6 2212716323321322236b
+"""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """What training rows substitute in a wild type, and the numbers that rows become by it.
+
+    Attributes:
+        column: whose sequences these are; "": there are none, and rows have no numbers.
+        wild_type: its residues.
+        pairs: what at least two training rows substitute, 21 times the position from 0 plus the number of the residue.
+        positions: where training rows have a substitution, from 0.
+        most: substitutions of a training row.
+        table: zero-shot scores of all single substitutions, (residues of the wild type, 20 as in `STANDARD`); or None.
+    """
+
+    column: str = ""
+    wild_type: str = ""
+    pairs: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    most: int = 0
+    table: Sequence[Sequence[float]] | None = None
+
+    @classmethod
+    def fit(
+        cls, train: Dataset | Sequence[Any], column: str = "", wild_type: str = "", table: ArrayLike | None = None
+    ) -> Variants:
+        """Collects what training rows, map-style, substitute; of pairs the 2,048 most frequent at most.
+
+        Args:
+            column, wild_type: as `find_variants` found them.
+            table: as the attribute, any array.
+        """
+        if not column:
+            return cls()
+        found = find_substitutions(_read(train, column), wild_type)
+        pairs, times = np.unique(_pair(found), return_counts=True)
+        frequent = np.argsort(-times, kind="stable")[:MAX_PAIRS]
+        shown = np.sort(pairs[frequent[times[frequent] >= MIN_ROWS]]).tolist()
+        scores = None if table is None else np.asarray(table, np.float64).tolist()
+        return cls(column, wild_type, shown, np.unique(found.position).tolist(), int(found.counts.max()), scores)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | None) -> Variants:
+        """Reads back what `state` returned; None: no variants."""
+        return cls(**(state or {}))
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns what a model stores, JSON-able; None where there are no variants."""
+        return asdict(self) if self.column else None
+
+    def __len__(self) -> int:
+        """Counts the numbers of a row."""
+        return self.matrix([]).shape[1]
+
+    def matrix(self, rows: Dataset | Sequence[Any]) -> NDArray[np.float32]:
+        """Computes the numbers of rows, map-style or a list: (n, `len(self)`), all 0 of the wild type.
+
+        1 for each pair and each position that the row substitutes; then sums over its substitutions, of the changes of
+        hydropathy, volume and charge, of BLOSUM62, of each residue that is put in, and of the table's scores if there
+        are; and their number. Of a sequence of another length all are 0.
+        """
+        if not self.column:
+            return np.zeros((len(rows), 0), np.float32)
+        found = find_substitutions(_read(rows, self.column), self.wild_type)
+        own = np.array([STANDARD.find(letter) for letter in self.wild_type])
+        changes = _changes()[own[found.position], found.letter]
+        if self.table is not None:
+            scores = np.pad(np.array(self.table), ((0, 0), (0, 1)))
+            changes = np.column_stack([changes, scores[found.position, found.letter]])
+        sums = np.zeros((len(rows), changes.shape[1]))
+        np.add.at(sums, found.row, changes)
+        marks = [_mark(found, _pair(found), self.pairs), _mark(found, found.position, self.positions)]
+        return np.column_stack([*marks, sums, np.maximum(found.counts, 0)]).astype(np.float32)
+
+    def describe(self) -> list[str]:
+        """Describes the variants, in a sentence; in none where there are none."""
+        if not self.column:
+            return []
+        return [
+            f"variants of one protein: column {self.column!r}, {len(self.wild_type)} residues; training rows change "
+            f"{len(self.positions)} positions, at most {self.most} at once (--wild_type names another)"
+        ]
+
+
+def _read(rows: Dataset | Sequence[Any], column: str) -> list[str]:
+    return [sequence for (sequence,) in read_columns(rows, [column])]
+
+
+def _pair(found: Substitutions) -> Numbers:
+    """Returns where substitutions are and what they put in as one number, 21 times the position plus the letter."""
+    return found.position * (OTHER + 1) + found.letter
+
+
+def _mark(found: Substitutions, codes: Numbers, known: Sequence[int]) -> NDArray[np.float64]:
+    """Marks by 1 which of the `known` codes, rising ones, each row has: (n, known)."""
+    place = np.searchsorted(known, codes)
+    place[~np.isin(codes, known)] = len(known)
+    marks = np.zeros((len(found.counts), len(known) + 1))
+    marks[found.row, place] = 1
+    return marks[:, :-1]
+
+
+@lru_cache(maxsize=1)
+def _changes() -> NDArray[np.float64]:
+    """Returns what a substitution of one residue by another changes, (21, 21, 24); 0 of letters that are none of 20."""
+    changes = np.zeros((OTHER + 1, OTHER + 1, len(SCALES) + 1 + OTHER))
+    known = changes[:OTHER, :OTHER]
+    for number, scale in enumerate(SCALES):
+        values = np.array(scale.split(), float)
+        known[..., number] = values - values[:, None]
+    known[..., len(SCALES)] = [[int(digit, 16) - 4 for digit in row] for row in BLOSUM62.split()]
+    known[..., len(SCALES) + 1 :] = np.eye(OTHER)
+    return changes
