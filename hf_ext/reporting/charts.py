@@ -35,7 +35,6 @@ FONT = 12  # points; the page shows its text as large
 MAX_POINTS = 400  # of a curve; more are averaged, the drawing is not wider
 MAX_DOTS = 1500  # more rows are drawn as density: dots would hide each other, and the page would grow
 MAX_DRAWN_CLASSES = 20
-MAX_NAMED_PLACES = 40  # of a wild type, under their bars
 FEW_CLASSES = 5  # with room for names side by side
 LOG_RATIO = 30.0  # from here on an axis of losses is logarithmic
 DASHED: Json = {"color": SERIES[1], "linewidth": 1.5, "linestyle": "--", "zorder": 3}
@@ -245,24 +244,25 @@ def position_chart(errors: np.ndarray, sequences: Sequence[str], wild_type: str)
         errors: (n,) prediction less measurement; rows where it is not finite are left out.
         sequences: n; those of another length than the wild type are left out.
     """
-    kept = [i for i, one in enumerate(sequences) if len(one) == len(wild_type) and np.isfinite(errors[i])]
-    letters = np.array([[*wild_type], *([*sequences[i]] for i in kept)])
-    row, position = np.nonzero(letters[1:] != letters[0])
-    if not len(row):
+    found: dict[int, list[float]] = {}
+    for error, sequence in zip(np.abs(errors), sequences):
+        if len(sequence) == len(wild_type) and np.isfinite(error):
+            for place, (own, other) in enumerate(zip(wild_type, sequence)):
+                if own != other:
+                    found.setdefault(place, []).append(error)
+    if not found:
         return None
-    places, of_place, nums = np.unique(position, return_inverse=True, return_counts=True)
-    means = np.bincount(of_place, np.abs(errors)[kept][row]) / nums
     figure, axes = new_figure("position in the wild type", "mean absolute error")
-    across = places + 1
-    if len(places) <= MAX_NAMED_PLACES:
-        across = np.arange(len(places))
-        axes.set_xticks(across, [f"{wild_type[i]}{i + 1}" for i in places], rotation=90)
-    axes.bar(across, means, width=0.8, color=_shades(0.25, 6)(nums / nums.max()))
-    alt = f"Mean absolute error by position, {len(kept):,} test rows"
+    places = sorted(found)
+    nums = np.array([len(found[place]) for place in places])
+    means = [np.mean(found[place]) for place in places]
+    shades = _shades(0.25, 6)
+    axes.bar(np.array(places) + 1, means, color=shades(nums / nums.max()))
     see = (
         f"Stronger in colour with more rows ({nums.min():,} to {nums.max():,}); a row counts at each of its positions."
     )
-    return Chart(figure, alt, f"Mean absolute error of test rows by the position that they substitute. {see}")
+    caption = f"Mean absolute error of test rows by the position that they substitute. {see}"
+    return Chart(figure, f"Mean absolute error by position, {len(errors):,} test rows", caption)
 
 
 def is_drawn(kind: LabelKind) -> bool:

@@ -1,7 +1,6 @@
 """`hf-ext train` on variants of one protein: mutations, a split by position, what report and doctor say."""
 
 import json
-import re
 from pathlib import Path
 
 import commands
@@ -47,8 +46,6 @@ def test_a_run_by_position_says_so_and_draws_the_error_of_each_position(trained)
     assert "Whole positions were held out (position)" in page
     assert LINE.replace("'", "&#39;") in page
     assert f"Mean absolute error by position, {len(listed)} test rows" in page
-    named = {f"{WILD[i - 1]}{i}" for i in positions}
-    assert named <= {*re.findall(r"[A-Z]\d+", page)}
     folder = str(root / "run")
     scored = commands.evaluate(["--models", folder, "--test_of", folder, "--use_cpu", "true"])
     of_run = results["test"]["scores"]["model"]["rmse"]
@@ -102,6 +99,6 @@ def test_errors_are_averaged_by_position():
     assert chart is not None
     (axes,) = chart.figure.axes
     assert [bar.get_height() for bar in axes.patches] == [3.0, 2.0]  # (1 + 2 + 6) / 3 at M1, 2 at K2
-    assert [one.get_text() for one in axes.get_xticklabels()] == ["M1", "K2"]
+    assert [bar.get_center()[0] for bar in axes.patches] == [1, 2]
     assert "(1 to 3)" in chart.caption
     assert position_chart(np.zeros(1), [WILD], WILD) is None

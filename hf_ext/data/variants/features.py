@@ -66,8 +66,8 @@ class Variants:
             return cls()
         found = find_substitutions(_read(train, column), wild_type)
         pairs, times = np.unique(_pair(found), return_counts=True)
-        frequent = np.argsort(-times, kind="stable")[:MAX_PAIRS]
-        shown = np.sort(pairs[frequent[times[frequent] >= MIN_ROWS]]).tolist()
+        rank = np.argsort(np.argsort(-times, kind="stable"))
+        shown = pairs[(rank < MAX_PAIRS) & (times >= MIN_ROWS)].tolist()
         scores = None if table is None else np.asarray(table, np.float64).tolist()
         return cls(column, wild_type, shown, np.unique(found.position).tolist(), int(found.counts.max()), scores)
 

@@ -46,8 +46,12 @@ class Substitutions(NamedTuple):
         """
         num = num or NUM_BLOCKS
         positions, place = np.unique(self.position, return_inverse=True)
-        ways = {"modulo": positions % num, "contiguous": np.arange(len(positions)) * num // max(1, len(positions))}
-        return np.unique(ways.get(way, positions), return_inverse=True)[1][place]
+        if way == "modulo":
+            positions %= num
+        elif way == "contiguous":
+            positions = np.arange(len(positions)) * num // len(positions)
+        _, block = np.unique(positions, return_inverse=True)
+        return block[place]
 
     def group_rows(self, kind: str, way: str, num: int | None) -> Numbers:
         """Groups rows by the block of their position, (n,) from 0, the wild type by itself.
@@ -62,7 +66,8 @@ class Substitutions(NamedTuple):
             )
         groups = np.full(len(self.counts), -1)
         groups[self.row] = self.blocks(way, num)
-        return np.unique(groups, return_inverse=True)[1]
+        _, numbers = np.unique(groups, return_inverse=True)
+        return numbers
 
     def find_most(self, share: float) -> int:
         """Finds the number of substitutions that nearest to `share` of the rows do not exceed, but some do.
@@ -70,10 +75,13 @@ class Substitutions(NamedTuple):
         Raises:
             DataError: all rows have as many. The wild type counts as a row with one.
         """
-        numbers, times = np.unique(np.maximum(self.counts[self.counts >= 0], 1), return_counts=True)
+        known = self.counts[self.counts >= 0]
+        numbers, times = np.unique(known.clip(1), return_counts=True)
         if len(numbers) < 2:
             raise DataError(f"--split mutations: all rows have at most {numbers.max()}. Use --split position.")
-        return int(numbers[np.abs(times.cumsum()[:-1] / times.sum() - share).argmin()])
+        shares = times.cumsum() / len(known)
+        nearest = np.abs(shares[:-1] - share).argmin()
+        return int(numbers[nearest])
 
 
 def find_substitutions(sequences: Sequence[str], wild_type: str) -> Substitutions:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 
 from ...errors import ArgumentError, DataError
-from ...labels import Checked, is_missing, shorten
+from ...labels import Checked, shorten
 from ..arguments import NO_WILD_TYPE, OF_VARIANTS, DataArguments
 from ..formats import FASTA_SUFFIXES, file_format, iter_tables
 from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
@@ -21,7 +22,7 @@ MAX_SUBSTITUTIONS = 15  # of a variant, where the wild type is looked for
 MIN_SHARE = 0.5  # of the distinct sequences that have to be variants
 MAX_FARTHER = 1.05  # a table's first sequence is mostly the wild type, which others need not be nearest to
 MIN_VARIANTS = 5
-MAX_COMPARED = 20_000  # distinct sequences, a seeded sample
+MAX_COMPARED = 20_000  # distinct sequences, every second, third ... of more
 LETTERS = f"{STANDARD}{UNKNOWN_RESIDUE}{RARE}"
 FORM = "Write A23G: the wild type's residue, its position from 1, the new one; several with : or , between; or WT."
 
@@ -45,8 +46,7 @@ def find_wild_type(sequences: Sequence[str]) -> str | None:
         return None
     length, num = Counter(map(len, known)).most_common(1)[0]
     alike = [one for one in known if len(one) == length]
-    drawn = np.random.default_rng(0).permutation(num)[:MAX_COMPARED]
-    letters = as_letters((alike[i] for i in drawn), length)
+    letters = as_letters(alike[:: 1 + num // MAX_COMPARED], length)
     consensus = np.array([(letters == ord(letter)).sum(0) for letter in LETTERS]).argmax(0)
     candidates = ["".join(LETTERS[i] for i in consensus), alike[0]]
     distances = np.array([(letters != as_letters([one], length)).sum(1) for one in candidates])
@@ -66,7 +66,8 @@ def read_wild_type(given: str) -> str:
     path = Path(given).expanduser()
     found = [given]
     if file_format(path) in FASTA_SUFFIXES:
-        found = [one for _, table in iter_tables(path, ["sequence"]) for one in table["sequence"].to_pylist()]
+        tables = [table for _, table in iter_tables(path, ["sequence"])]
+        found = pa.concat_tables(tables)["sequence"].to_pylist()
     if len(found) != 1:
         raise DataError(
             f"--wild_type {given}: the file holds {len(found):,} sequences; leave the wild type alone in it."
@@ -108,11 +109,13 @@ def find_changes(data: Dataset, args: DataArguments) -> Substitutions:
     return find_substitutions(data[found["column"]][:], found["wild_type"])
 
 
-def read_mutations(cell: object, wild_type: str) -> Checked:
+def read_mutations(cell: str | None, wild_type: str) -> Checked:
     """Reads `A23G:D40N` (also `,`, `;`, `/` or spaces between) as the sequence that has them; `WT` has none."""
-    text = "" if is_missing(cell) else str(cell).strip()
     letters = [*wild_type]
-    for word in re.split(r"[\s:,;/]+", text) if text.upper() != "WT" else ():
+    words = re.split(r"[\s:,;/]+", (cell or "").strip())
+    if words in (["WT"], ["wt"]):
+        words = []
+    for word in words:
         found = _MUTATION(word)
         if found is None:
             return Checked("", f"{word!a} is no substitution", FORM)
