@@ -8,11 +8,10 @@ prediction and design" (2024), with the wild-type marginals that they use for ES
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ..data import DataArguments, SequenceCollator, read_columns
+from ..data import DataArguments, SequenceCollator
 from ..errors import ArgumentError
 from ..models import LIKELIHOOD, AffinityModel, ModelArguments
 from ..training_args import FastTrainingArguments
@@ -69,21 +68,15 @@ def resolve_likelihood(args: ModelArguments, training: FastTrainingArguments, da
     return f"Likelihood: {used}, and the loss ranks the rows of a batch."
 
 
-def wild_type_of(sequences: Sequence[str]) -> str:
-    """Returns the residue that is most frequent at each position, of the sequences of the most frequent length."""
-    ((length, _),) = Counter(map(len, sequences)).most_common(1)
-    positions = zip(*(one for one in sequences if len(one) == length))
-    return "".join(Counter(residues).most_common(1)[0][0] for residues in positions)
-
-
-def set_wild_type(model: AffinityModel, collator: SequenceCollator, splits: Mapping[str, Any]) -> str:
-    """Gives a model the wild type of the training rows, and its collator the length; returns a sentence.
+def set_wild_type(model: AffinityModel, collator: SequenceCollator, wild_type: str) -> None:
+    """Gives a model the wild type of the rows, and its collator the length.
 
     Raises:
-        ArgumentError: it is longer than the encoder takes at once.
+        ArgumentError: there is none, or it is longer than the encoder takes at once.
     """
-    ((name, columns),) = collator.columns.items()
-    wild_type = wild_type_of([sequence for (sequence,) in read_columns(splits["train"], columns)])
+    if not wild_type:
+        raise ArgumentError(f"--objective {LIKELIHOOD}: rows are no variants of one protein. Name it by --wild_type.")
+    ((name, _),) = collator.columns.items()
     most = collator.tokenizers[name].max_residues
     if most is not None and len(wild_type) > most:
         raise ArgumentError(
@@ -92,4 +85,3 @@ def set_wild_type(model: AffinityModel, collator: SequenceCollator, splits: Mapp
         )
     model.config.wild_type = collator.encode(name, [wild_type])["input_ids"][0].tolist()
     collator.num_residues = len(wild_type)
-    return f"Wild type: of {len(wild_type):,} residues, at each position the one that most training rows have."

@@ -67,9 +67,10 @@ def make_dry_run(
         kind: LabelKind = Number()
         numbers = NumberColumns()
         num_runs = given.num_seeds
+        wild_type = ""
 
         def load() -> None:
-            nonlocal splits, kind, numbers, num_runs
+            nonlocal splits, kind, numbers, num_runs, wild_type
             if not dry_run.is_read(data_args.dataset_name):
                 return
             resolve_likelihood(given, args, data_args)
@@ -82,6 +83,7 @@ def make_dry_run(
             splits = loaded.splits
             kind = loaded.kind
             numbers = loaded.numbers
+            wild_type = loaded.report.get("variants", {}).get("wild_type", "")
             num_rows = None if data_args.streaming else len(splits["train"])
             dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows)])
             loaded.report["warnings"] += check_teacher(given, data_args, loaded)
@@ -114,7 +116,7 @@ def make_dry_run(
         def collate() -> SequenceCollator:
             collator = build_collator(model, data_args, given.max_length)
             if given.objective == LIKELIHOOD:
-                set_wild_type(model, collator, splits)
+                set_wild_type(model, collator, wild_type)
             return collator
 
         limits = dry_run.find_limits(given.encoders, inputs, splits, data_args, collate, given.max_length)

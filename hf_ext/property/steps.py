@@ -153,7 +153,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         run.log.info(f"Class weights: {np.min(weights):.3g} to {np.max(weights):.3g}, balanced over training labels.")
     collator = build_collator(model, data_args, model_args.max_length)
     if model_args.objective == LIKELIHOOD:
-        run.log.info(set_wild_type(model, collator, data.splits))
+        set_wild_type(model, collator, data.loaded.report["variants"].get("wild_type", ""))
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))

@@ -9,7 +9,6 @@ import commands
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from protein_families import write_family
 from scipy.stats import spearmanr
 from transformers import AutoModelForMaskedLM, AutoTokenizer, EsmModel
@@ -73,7 +72,7 @@ def make_model(folder, training="full"):
         [spec], [TowerSpec(0, [["sequence"]])], head_form="likelihood", head_sizes=[], loss="ranking"
     )
     collator = build_collator(model, DataArguments())
-    set_wild_type(model, collator, {"train": Dataset.from_list([{"sequence": WILD}])})
+    set_wild_type(model, collator, WILD)
     model.fit_scaling(5.0, 2.0, {})
     return model, collator
 
