@@ -9,12 +9,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ..data import draw_rows
+from ..data import LETTERS, draw_rows
 from ..evaluation import FloatArray, metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
 from .ridge import RidgeBaseline
-from .sequences import LETTERS
 
 NEIGHBOURS = (1, 3, 10)
 MAX_PAIRS = 100_000_000  # of a training and a validation row: a sample of more training rows is kept

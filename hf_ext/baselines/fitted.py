@@ -14,6 +14,7 @@ from ..data import (
     FloatArray,
     NumberColumns,
     SequenceCollator,
+    SequenceFeatures,
     draw_rows,
     label_array,
     read_columns,
@@ -25,7 +26,6 @@ from .by_kind import NearestBaseline, make_linear, predict_constant
 from .embedded import Encode, encode_as_before, pooled_features
 from .partners import find_partner, predict_by_partner
 from .ridge import predict_group_means
-from .sequences import SequenceFeatures
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer

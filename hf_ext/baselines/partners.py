@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data import Columns
 from ..evaluation import FloatArray, places_of
 from .ridge import RidgeBaseline
-from .sequences import Columns
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..baselines import pooled_features
-from ..data import draw_rows, label_array
+from ..baselines import columns_of, pooled_features
+from ..data import MAX_FEATURES, RESIDUES, SequenceFeatures, draw_rows, label_array
 from ..errors import DataError
 from ..models import (
     DIRECTIONS,
     FEATURES,
+    COMPARED,
+    NUM_LANDMARKS,
     HeadEnsemble,
+    KernelMap,
     NetworkStack,
     principal_directions,
 )
@@ -36,6 +39,8 @@ FOLDED_COST = 2_500_000
 STEP_COST = 1_000
 OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
 NUM_FOLDS = 4  # of training, beside validation
+MAX_PRODUCTS = 4e10  # rows times counts of residues squared: some seconds on one core
+MAX_CLASS_LABELS = 10_000  # rows times outputs; logistic regressions of more read features and directions alone
 NUM_PICKS = 50  # of members, with replacement
 NOISE = 0.3  # over the square root of held-out rows: by which share an error may be below the constant's by chance
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
@@ -57,8 +62,8 @@ class Fitted:
 def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
-    Members: ridge or logistic regressions of several alphas on the features and on their principal directions and
-    products; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
+    Members: ridge or logistic regressions of several alphas on the features, on their principal directions and
+    products, on counts of residues, and on kernels of features and of residues; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
     and predicts them; of small sets also without each of four folds of training. Weights are those of greedy selection
     with replacement (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these
     predictions, the RMSE or the log loss of mixed probabilities, and members of all folds are averaged. A label that is
@@ -78,7 +83,8 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     train = splits["train"]
     validation = splits["validation"]
     width = sum(trainer.model.input_sizes.values())
-    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
+    row_bytes = 4 * (width + MAX_FEATURES + 4 * NUM_LANDMARKS)
+    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // row_bytes))
     if len(drawn) < len(train):
         train = train.select(drawn)
         groups = groups and [[groups[0][i] for i in drawn], groups[1]]
@@ -88,7 +94,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
     folds = make_folds(len(train), len(validation), cost, groups, args.seed)
     rows = np.concatenate(folds)
-    ensemble, views = _read_views(trainer, train, validation, objective)
+    ensemble, views, counts = _read_views(trainer, train, validation, objective)
     members = fit_members(ensemble, views, objective, folds, config.head_sizes, config.head_dropout, args)
     every = np.stack([member.scored for member in members])
     weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
@@ -97,6 +103,8 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
             ensemble.add(member.view, weight, member.fitted)
         elif weight > 0:
             ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))
+    ensemble.drop_unread()
+    trainer.data_collator.residues = {"counts": counts} if ensemble.sizes[RESIDUES] else {}
     trainer.model.set_ensemble(ensemble)
     mixed = weights @ every
     stds = None
@@ -120,10 +128,10 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
 
 def _read_views(
     trainer: FastTrainer, train: Any, validation: Any, objective: Objective
-) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
+) -> tuple[HeadEnsemble, dict[str, torch.Tensor], SequenceFeatures]:
     """Makes an ensemble without members, and what they read: by view (n, size), float32, training rows first.
 
-    No labels are read.
+    And how residues are counted. No labels are read.
     """
     head = trainer.model.head
     widths = [*trainer.model.input_sizes.values()]
@@ -133,10 +141,25 @@ def _read_views(
     ranks = [basis.shape[1] for basis in bases]
     if not any(ranks):  # they differ behind the last residue that is read, or in what is missing
         raise DataError("All training rows have the same embeddings, so there is nothing to learn.")
-    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link)
+    most = min(MAX_FEATURES, int(np.sqrt(MAX_PRODUCTS / len(train))))
+    counts = SequenceFeatures.fit(train, columns_of(trainer.data_collator), most)
+    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, counts.num_features)
     ensemble.fit_directions(bases, features[: len(train)])
-    directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])
-    return ensemble, {FEATURES: features, DIRECTIONS: directions}
+    wanted = [FEATURES, DIRECTIONS]
+    views = {FEATURES: features}
+    if objective.link == "identity" or len(features) * objective.num_outputs <= MAX_CLASS_LABELS:
+        wanted += [RESIDUES, *COMPARED]
+        landmarks = draw_rows(len(train), trainer.args.seed, NUM_LANDMARKS)
+        if counts.num_features:
+            views[RESIDUES] = torch.from_numpy(np.concatenate([counts.matrix(rows) for rows in (train, validation)]))
+            views[RESIDUES] = views[RESIDUES].float()
+        for view, values in views.items():
+            ensemble.add_kernel(view, KernelMap.fit(values[landmarks]))
+    for view in wanted:
+        if view not in views and ensemble.sizes.get(view):
+            parts = zip(features.split(8192), views.get(RESIDUES, features).split(8192))
+            views[view] = torch.cat([ensemble.read(view, *part) for part in parts])
+    return ensemble, views, counts
 
 
 def make_folds(

@@ -18,6 +18,7 @@ from ..evaluation import MODEL, Requirement, ResamplingGroups, RowMetrics, check
 from ..hardware import detect_hardware
 from ..heads import (
     AUTO,
+    StopUnused,
     calibrate,
     choose_layers,
     describe_ensemble,
@@ -25,6 +26,7 @@ from ..heads import (
     find_known_layers,
     fit_ensemble,
     fit_intervals,
+    may_stop,
     resolve_head,
     score_intervals,
     score_spread,
@@ -172,6 +174,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         "train_dataset": train_rows,
         "eval_dataset": data.splits["validation"],
         "compute_metrics": evaluated(run, kind),
+        "callbacks": [StopUnused()] if model_args.head == AUTO and may_stop(run.explicit) else [],
     }
 
 
