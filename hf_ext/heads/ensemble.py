@@ -16,12 +16,13 @@ from ..baselines import columns_of, pooled_features
 from ..data import MAX_FEATURES, RESIDUES, SequenceFeatures, draw_rows, label_array
 from ..errors import DataError
 from ..models import (
+    COMPARED,
     DIRECTIONS,
     FEATURES,
-    COMPARED,
     NUM_LANDMARKS,
     HeadEnsemble,
     KernelMap,
+    NearestStack,
     NetworkStack,
     principal_directions,
 )
@@ -63,11 +64,12 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
     Members: ridge or logistic regressions of several alphas on the features, on their principal directions and
-    products, on counts of residues, and on kernels of features and of residues; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
-    and predicts them; of small sets also without each of four folds of training. Weights are those of greedy selection
-    with replacement (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these
-    predictions, the RMSE or the log loss of mixed probabilities, and members of all folds are averaged. A label that is
-    a bound is taken for a value.
+    products, on counts of residues, and on kernels of features and of residues; of numbers the nearest rows; networks
+    of several seeds, learning rates and forms; a constant. Each is fitted without validation rows and predicts them; of
+    small sets also without each of four folds of training. Weights are those of greedy selection with replacement
+    (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these predictions, the RMSE
+    or the log loss of mixed probabilities, and members of all folds are averaged. A label that is a bound is taken for
+    a value. Batches of `trainer` have counts of residues from here on, if a member that has weight reads them.
 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
@@ -99,7 +101,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     every = np.stack([member.scored for member in members])
     weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
     for member, weight in zip(members, weights.tolist()):
-        if weight > 0 and isinstance(member.fitted, NetworkStack):
+        if weight > 0 and isinstance(member.fitted, NetworkStack | NearestStack):
             ensemble.add(member.view, weight, member.fitted)
         elif weight > 0:
             ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))

@@ -157,7 +157,8 @@ class AffinityModel(TowerModel):
             residues: (n, width), what the collator reads off sequences for an ensemble with members that need it.
 
         Raises:
-            ArgumentError: an input is given neither way, `residues` is needed, or `missing` names one that the model does not read.
+            ArgumentError: an input is given neither way, `residues` are needed, or `missing` names one that the model
+                does not read.
         """
         pooled = dict(embeddings or {})
         absent = dict(missing or {})

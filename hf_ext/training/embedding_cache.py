@@ -119,7 +119,7 @@ class EmbeddingCache:
         self._planned = planned
         self.is_on = planned.applied("embedding_cache")
         self._settings: Facts = planned.plan["embedding_cache"].settings if self.is_on else {}
-        self._embedded: dict[Any, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken, and what is read
+        self._embedded: dict[Any, tuple[Any, Embedded]] = {}  # by ids of the dataset, kept taken, and of what is read
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
         self._encoded = {"num_encoded": 0, "encoding_seconds": 0.0, "encoded_in_float32": 0}

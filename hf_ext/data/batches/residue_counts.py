@@ -69,7 +69,7 @@ class SequenceFeatures:
 
     @classmethod
     def fit(cls, train: Any, names: Sequence[str], most: int) -> SequenceFeatures:
-        """Chooses at most `most` counts by the columns `names` of training rows, map-style; nothing of others enters."""
+        """Chooses counts by the columns `names` of training rows, map-style, at most `most`; reads no others."""
         made = cls([*zip(*read_columns(train, names))], most=most)
         made.names = [*names]
         return made

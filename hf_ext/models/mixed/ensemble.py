@@ -12,7 +12,7 @@ from torch import nn
 from ...data import RESIDUES
 from ...errors import ArgumentError
 from .kernel_map import KernelMap
-from .stacks import FORMS, PERCEPTRON, NetworkStack
+from .stacks import FORMS, PERCEPTRON, NearestStack, NetworkStack
 
 FEATURES = "features"  # what a member reads; or RESIDUES
 DIRECTIONS = "directions"
@@ -89,11 +89,11 @@ class HeadEnsemble(nn.Module):
         sizes: Sequence[int],
         form: str = PERCEPTRON,
         dropout: float = 0.0,
-    ) -> NetworkStack:
-        """Makes networks of a form that read `view`, with hidden layers of `sizes`."""
+    ) -> NetworkStack | NearestStack:
+        """Makes networks of a form that read `view`, with hidden layers of `sizes`; or what `FORMS` has else."""
         return FORMS[form].make(self, view, number, sizes, dropout)
 
-    def add(self, view: str, weight: float, stack: NetworkStack) -> None:
+    def add(self, view: str, weight: float, stack: NetworkStack | NearestStack) -> None:
         """Adds a member: the mean of the stack's networks, with this weight."""
         self.views.append(view)
         self.networks.append(stack.requires_grad_(False).eval())
@@ -183,10 +183,10 @@ class HeadEnsemble(nn.Module):
         """Returns what `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
-            stack = cast(NetworkStack, one)
+            stack = cast(NetworkStack | NearestStack, one)
             shapes = {
                 "view": view,
-                "number": len(stack.weights[0]),
+                "number": stack.number,
                 "sizes": stack.sizes,
                 "form": stack.form,
             }

@@ -1,4 +1,4 @@
-"""Networks of the same sizes side by side, which compute in one pass: perceptrons, and products of inputs."""
+"""What members of an ensemble compute: networks of the same sizes side by side, in one pass, or the nearest rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 PERCEPTRON = "mlp"  # forms of networks
 PRODUCT = "product"
+NEAREST = "nearest"
+DECAY = 3.0  # of the weight of the farthest of the nearest rows, as an exponent
 
 
 class NetworkStack(nn.Module):
@@ -45,13 +47,18 @@ class NetworkStack(nn.Module):
         return cls(number, pairwise([ensemble.sizes[view], *sizes, ensemble.num_outputs]), dropout)
 
     @property
+    def number(self) -> int:
+        """Of networks."""
+        return len(self.weights[0])
+
+    @property
     def sizes(self) -> list[int]:
         """Of the hidden layers, as `make` takes them."""
         return [weight.shape[2] for weight in self.weights[:-1]]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
-        states = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
+        states = inputs.expand(self.number, *inputs.shape[-2:])
         layers = [*zip(self.weights, self.biases)]
         for i, (weight, bias) in enumerate(layers[:-1]):
             if i > 0:
@@ -109,7 +116,7 @@ class ProductStack(NetworkStack):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
-        inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
+        inputs = inputs[..., : sum(self.widths)].expand(self.number, -1, -1)
         blocks = [*inputs.split(self.widths, dim=-1), inputs]
         given = zip(blocks, self.weights, self.biases)
         *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
@@ -119,4 +126,52 @@ class ProductStack(NetworkStack):
         return torch.baddbmm(self.biases[-1], states, self.weights[-1])
 
 
-FORMS: dict[str, type[NetworkStack]] = {stack.form: stack for stack in (NetworkStack, ProductStack)}
+class NearestStack(nn.Module):
+    """The mean label of the nearest training rows, the farthest of them weighed least.
+
+    Args:
+        rows: of training that are kept.
+        width: columns of a view that are compared; those behind are not read.
+        num_nearest: rows of the mean.
+
+    Buffers, float32: `rows` (rows, width), `labels` (rows,), label units.
+    """
+
+    form: ClassVar[str] = NEAREST
+    number = 1
+    rows: torch.Tensor
+    labels: torch.Tensor
+
+    def __init__(self, rows: int, width: int, num_nearest: int):
+        super().__init__()
+        self.num_nearest = num_nearest
+        self.register_buffer("rows", torch.zeros(rows, width))
+        self.register_buffer("labels", torch.zeros(rows))
+
+    @classmethod
+    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NearestStack:
+        """Makes one that compares rows by the directions of inputs; `sizes`: rows, and how many are nearest."""
+        return cls(sizes[0], sum(ensemble.ranks), sizes[1])
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(self.rows), self.num_nearest]
+
+    def fill(self, rows: torch.Tensor, labels: torch.Tensor) -> NearestStack:
+        """Takes over training rows, (rows, columns of the view), and their labels."""
+        self.rows.copy_(rows[:, : self.rows.shape[1]])
+        self.labels.copy_(labels)
+        return self
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps (n, columns of the view) to (1, n, 1)."""
+        inputs = inputs[:, : self.rows.shape[1]]
+        away = self.rows.square().sum(1) - 2 * inputs @ self.rows.T + inputs.square().sum(1, keepdim=True)
+        squares, nearest = away.clamp(min=0).topk(min(self.num_nearest, len(self.rows)), largest=False)
+        weights = (-DECAY * squares / squares[:, -1:].clamp(min=1e-12)).softmax(1)
+        return (weights * self.labels[nearest]).sum(1)[None, :, None]
+
+
+FORMS: dict[str, type[NetworkStack | NearestStack]] = {
+    stack.form: stack for stack in (NetworkStack, ProductStack, NearestStack)
+}
