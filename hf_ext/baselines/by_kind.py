@@ -143,8 +143,9 @@ class NearestBaseline:
         }
 
     @staticmethod
-    def count_products(num_rows: int, num_validation: int, num_asked: int, width: int) -> int:
-        """Counts multiply-adds of a fit and a prediction."""
+    def count_products(sizes: Sequence[int], width: int) -> int:
+        """Counts multiply-adds of a fit and a prediction; `sizes`: rows of training, of validation and to predict."""
+        num_rows, num_validation, num_asked = sizes
         kept = min(num_rows, MAX_PAIRS // max(1, num_validation))
         return kept * width * (len(NEIGHBOURS) * num_validation + num_asked)
 

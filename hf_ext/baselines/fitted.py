@@ -107,7 +107,7 @@ class Baselines:
 
     def add_nearest(self, what: str, kind: LabelKind, features: Sequence[Any], rows: _Rows, predict: Any) -> None:
         """Adds the labels of near rows by features of training and validation, where time allows it, or says so."""
-        products = NearestBaseline.count_products(*map(len, rows.labels), features[0].shape[1])
+        products = NearestBaseline.count_products([*map(len, rows.labels)], features[0].shape[1])
         if products > SHARE_OF_RUN * PRODUCTS_PER_S * time.process_time():
             cost = seconds(products / PRODUCTS_PER_S)
             self.notes.append(f"No nearest {what}: about {cost}, more than a tenth of the run so far.")

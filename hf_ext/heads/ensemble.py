@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,8 +16,6 @@ from ..baselines import columns_of, pooled_features
 from ..data import MAX_FEATURES, RESIDUES, SequenceFeatures, draw_rows, label_array
 from ..errors import DataError
 from ..models import (
-    COMPARED,
-    DIRECTIONS,
     FEATURES,
     NUM_LANDMARKS,
     HeadEnsemble,
@@ -28,6 +26,7 @@ from ..models import (
 )
 from ..text import format_cell, format_table, seconds
 from .members import fit_members
+from .networks import adopt_network
 from .objectives import OBJECTIVES, FloatArray, Objective
 from .spread import fit_spread
 
@@ -60,7 +59,7 @@ class Fitted:
     stds: FloatArray | None = None
 
 
-def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups) -> Fitted:
+def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups, adopts: bool = False) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
     Members: ridge or logistic regressions of several alphas on the features, on their principal directions and
@@ -75,6 +74,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
         trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
         splits: map-style train and validation.
         groups: of each training and each validation row what was held out together: no fold cuts one. None: rows.
+        adopts: give the head the best network of its sizes, for `--init_head_from`; else it stays as it was trained.
 
     Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
     320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
@@ -96,7 +96,7 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     cost = width * (1 + (objective.num_outputs - 1) / OUTPUTS_PER_WIDTH)
     folds = make_folds(len(train), len(validation), cost, groups, args.seed)
     rows = np.concatenate(folds)
-    ensemble, views, counts = _read_views(trainer, train, validation, objective)
+    ensemble, views = _read_views(trainer, train, validation, objective)
     members = fit_members(ensemble, views, objective, folds, config.head_sizes, config.head_dropout, args)
     every = np.stack([member.scored for member in members])
     weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
@@ -106,7 +106,14 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
         elif weight > 0:
             ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))
     ensemble.drop_unread()
-    trainer.data_collator.residues = {"counts": counts} if ensemble.sizes[RESIDUES] else {}
+    if adopts:
+        alike = [
+            one for one in members if getattr(one.fitted, "sizes", None) == config.head_sizes and one.view == FEATURES
+        ]
+        best = min(alike, key=lambda one: float(objective.errors(one.scored[None], rows)[0]))
+        adopt_network(trainer.model, cast(NetworkStack, best.fitted))
+    if not ensemble.sizes[RESIDUES]:
+        trainer.data_collator.residues = {}
     trainer.model.set_ensemble(ensemble)
     mixed = weights @ every
     stds = None
@@ -130,12 +137,13 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
 
 def _read_views(
     trainer: FastTrainer, train: Any, validation: Any, objective: Objective
-) -> tuple[HeadEnsemble, dict[str, torch.Tensor], SequenceFeatures]:
+) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
     """Makes an ensemble without members, and what they read: by view (n, size), float32, training rows first.
 
-    And how residues are counted. No labels are read.
+    No labels are read. Batches of `trainer` have residues from here on, where members may read them.
     """
     head = trainer.model.head
+    collator = trainer.data_collator
     widths = [*trainer.model.input_sizes.values()]
     features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
     features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
@@ -143,25 +151,24 @@ def _read_views(
     ranks = [basis.shape[1] for basis in bases]
     if not any(ranks):  # they differ behind the last residue that is read, or in what is missing
         raise DataError("All training rows have the same embeddings, so there is nothing to learn.")
-    most = min(MAX_FEATURES, int(np.sqrt(MAX_PRODUCTS / len(train))))
-    counts = SequenceFeatures.fit(train, columns_of(trainer.data_collator), most)
-    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, counts.num_features)
+    residues = features[:, :0]
+    reads_more = objective.link == "identity" or len(features) * objective.num_outputs <= MAX_CLASS_LABELS
+    if reads_more:
+        most = min(MAX_FEATURES, int(np.sqrt(MAX_PRODUCTS / len(train))))
+        collator.residues = {"counts": SequenceFeatures.fit(train, columns_of(collator), most)}
+        read = [collator.read_residues(rows) for rows in (train, validation)]
+        residues = torch.from_numpy(np.concatenate(read)).float()
+    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, residues.shape[1])
     ensemble.fit_directions(bases, features[: len(train)])
-    wanted = [FEATURES, DIRECTIONS]
-    views = {FEATURES: features}
-    if objective.link == "identity" or len(features) * objective.num_outputs <= MAX_CLASS_LABELS:
-        wanted += [RESIDUES, *COMPARED]
-        landmarks = draw_rows(len(train), trainer.args.seed, NUM_LANDMARKS)
-        if counts.num_features:
-            views[RESIDUES] = torch.from_numpy(np.concatenate([counts.matrix(rows) for rows in (train, validation)]))
-            views[RESIDUES] = views[RESIDUES].float()
-        for view, values in views.items():
+    landmarks = draw_rows(len(train), trainer.args.seed, NUM_LANDMARKS)
+    for view, values in ((FEATURES, features), (RESIDUES, residues)):
+        if reads_more and values.shape[1]:
             ensemble.add_kernel(view, KernelMap.fit(values[landmarks]))
-    for view in wanted:
-        if view not in views and ensemble.sizes.get(view):
-            parts = zip(features.split(8192), views.get(RESIDUES, features).split(8192))
-            views[view] = torch.cat([ensemble.read(view, *part) for part in parts])
-    return ensemble, views, counts
+    views = {FEATURES: features, RESIDUES: residues}
+    for view in ensemble.sizes.keys() - views.keys():
+        parts = zip(features.split(8192), residues.split(8192))
+        views[view] = torch.cat([ensemble.read(view, *part) for part in parts])
+    return ensemble, {view: views[view] for view, size in ensemble.sizes.items() if size > 0}
 
 
 def make_folds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ def fit_members(
         if form == PRODUCT and not ensemble.kept:
             continue
         layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
-        make = partial(
+        make: Any = partial(
             ensemble.make_stack,
             view,
             len(folds) * NUM_SEEDS,
@@ -127,7 +128,7 @@ def _fit_linear(
     members = []
     kind = "ridge" if objective.link == "identity" else "logistic regression"
     for alpha, found, weight, intercept in zip(objective.alphas, scored, weights, intercepts):
-        stack = ensemble.make_stack(view, 1, [])
+        stack: Any = ensemble.make_stack(view, 1, [])
         stack.weights[0].data.copy_(torch.from_numpy(weight))
         stack.biases[0].data.copy_(torch.from_numpy(intercept))
         members.append(
@@ -147,9 +148,9 @@ def _fit_nearest(
     """Scores the nearest rows, and keeps those of all folds together: what a fold lacked is not left out of them."""
     labels = torch.from_numpy(objective.labels).float()
 
-    def make(rows: NDArray[np.int64], num: int) -> NearestStack:
+    def make(rows: NDArray[np.int64], num: int) -> Any:
         rows = rows[draw_rows(len(rows), 0, MAX_COMPARED // sum(ensemble.ranks))]
-        stack = ensemble.make_stack(DIRECTIONS, 1, [len(rows), num], NEAREST)
+        stack: Any = ensemble.make_stack(DIRECTIONS, 1, [len(rows), num], NEAREST)
         return stack.fill(values[rows], labels[rows])
 
     every = np.unique(np.concatenate(rest))

@@ -29,7 +29,7 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
-PATIENCE = 3  # epochs that a network trains on without a better one, where others predict
+UNUSED_EPOCHS = 3  # of a network that neither predicts nor is kept
 MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
 
 
@@ -122,7 +122,7 @@ def _why_single(
 
 
 class StopUnused(TrainerCallback):
-    """Ends the training of a network that will not predict, `PATIENCE` epochs after its best checkpoint.
+    """Ends the training of a network after `UNUSED_EPOCHS`, because others predict, and the best of these is kept.
 
     What it goes by is in the trainer's state, so that a continued run ends where it would have.
     """
@@ -133,9 +133,7 @@ class StopUnused(TrainerCallback):
         self.on_save(args, state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        best = state.best_global_step
-        steps_per_epoch = state.max_steps / max(1, state.num_train_epochs)
-        if best and state.global_step - best >= PATIENCE * steps_per_epoch:
+        if (state.epoch or 0.0) >= UNUSED_EPOCHS:
             control.should_training_stop = True
 
 

@@ -194,7 +194,8 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     if run.model_args.stock_trainer:
         trainer.data_collator.save_pretrained(run.folder)
     if run.model_args.head == AUTO:
-        fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
+        together = held_out_values(run.data_args, data.splits)
+        fitted = fit_ensemble(trainer, data.splits, together, adopts=may_stop(run.explicit))
         data.ensemble = fitted.facts
         mixed = {"predicted": fitted.predicted, "stds": fitted.stds}
         run.log.info(describe_ensemble(fitted.facts))

@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from inside import build_affinity_model
 from transformers import TrainerControl, TrainerState
 
 from hf_ext.data import RESIDUES, SequenceFeatures
 from hf_ext.errors import ArgumentError
 from hf_ext.heads import StopUnused, ensemble, may_stop, members
+from hf_ext.heads.networks import adopt_network
 from hf_ext.heads.objectives import SquaredError
-from hf_ext.models import COMPARED, DIRECTIONS, FEATURES, HeadEnsemble, KernelMap, principal_directions
+from hf_ext.models import COMPARED, DIRECTIONS, FEATURES, HeadEnsemble, KernelMap, NetworkStack, principal_directions
+from hf_ext.property import AffinityArguments
 
 pytestmark = pytest.mark.internals
 ROWS = [{"seq": text} for text in ("ACD", "AYD", "AYE")]
@@ -108,7 +111,7 @@ def test_a_head_that_reads_residues_asks_for_them_and_what_no_member_reads_is_dr
     again.load_state_dict(made.state_dict())
     torch.testing.assert_close(again(views[FEATURES], counts), made(views[FEATURES], counts))
     assert made(views[FEATURES], counts).std() > 1e-3
-    with pytest.raises(ArgumentError, match="No residues: this model has heads that read them"):
+    with pytest.raises(ArgumentError, match="No residues: some heads of this model read them"):
         made(views[FEATURES])
     plain, views = make_views(60)
     plain.add(FEATURES, 1.0, plain.make_stack(FEATURES, 1, []))
@@ -117,13 +120,25 @@ def test_a_head_that_reads_residues_asks_for_them_and_what_no_member_reads_is_dr
     plain(views[FEATURES])
 
 
-def test_an_unused_network_stops_three_epochs_after_its_best_and_not_where_the_user_said_how_long():
-    def stops(step, best):
-        state = TrainerState(global_step=step, best_global_step=best, max_steps=300, num_train_epochs=30)
+def test_an_unused_network_stops_after_three_epochs_and_not_where_the_user_said_how_long():
+    def stops(epoch):
         control = TrainerControl()
-        StopUnused().on_save(SimpleNamespace(), state, control)
+        StopUnused().on_save(SimpleNamespace(), TrainerState(epoch=epoch), control)
         return control.should_training_stop
 
-    assert [stops(40, 20), stops(50, 20), stops(50, 30), stops(10, None)] == [False, True, False, False]
+    assert [stops(None), stops(2.9), stops(3.0)] == [False, False, True]
     assert may_stop({"seed", "learning_rate"})
     assert not any(may_stop({name}) for name in ("num_train_epochs", "max_steps", "early_stopping_patience"))
+
+
+def test_a_head_that_adopts_a_network_predicts_what_that_does(demo_encoders):
+    torch.manual_seed(0)
+    arguments = AffinityArguments(encoders=[demo_encoders[0]], head_sizes=[5, 4], head_dropout=0.0)
+    model = build_affinity_model(arguments, ["seq"]).eval()
+    model.fit_scaling(7.0, 2.0, {"seq": torch.randn(9, *model.embedding_sizes.values())})
+    given = {"seq": torch.randn(3, *model.embedding_sizes.values())}
+    stack = NetworkStack(2, [(given["seq"].shape[1], 5), (5, 4), (4, 1)])
+    expected = stack(model.head.standardize(given["seq"]))[..., 0]
+    adopt_network(model, stack)
+    torch.testing.assert_close(model(embeddings=given).logits, expected[0], rtol=1e-4, atol=1e-4)
+    assert (expected[1] - expected[0]).abs().max() > 0.05

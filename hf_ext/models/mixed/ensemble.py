@@ -49,6 +49,7 @@ class HeadEnsemble(nn.Module):
     (m,), and `intercept`, (num_outputs,), what a constant adds to the sum.
     """
 
+    kernels: Any  # of `KernelMap`, by view
     scales: torch.Tensor
     shares: torch.Tensor
     intercept: torch.Tensor
@@ -116,9 +117,9 @@ class HeadEnsemble(nn.Module):
             return features
         if view == DIRECTIONS:
             return self.directions(features)
-        if residues is None and RESIDUES in COMPARED.get(view, [view]):
-            raise ArgumentError("No residues: this model has heads that read them; predict by hf-ext or its collator.")
         if view == RESIDUES:
+            if residues is None:
+                raise ArgumentError("No residues: some heads of this model read them; its collator counts them.")
             return residues.float()
         blocks = [self.kernels[one](self.read(one, features, residues)) for one in COMPARED[view]]
         return torch.cat(blocks, dim=1)

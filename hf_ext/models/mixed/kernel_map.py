@@ -36,7 +36,7 @@ class KernelMap(nn.Module):
     @classmethod
     def fit(cls, landmarks: torch.Tensor) -> KernelMap:
         """Makes the map of these rows, (m, width), float32; no labels are read. Cost: eigenvectors of m x m."""
-        made = cls(*landmarks.shape, 0)
+        made = cls(len(landmarks), landmarks.shape[1], 0)
         made.landmarks.copy_(landmarks)
         mean = 2 * landmarks.var(0, unbiased=False).sum()  # of all pairs
         made.closeness.fill_(1 / mean.clamp(min=NEGLIGIBLE))
