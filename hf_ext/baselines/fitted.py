@@ -105,7 +105,9 @@ class Baselines:
             num_partners=rows.partner.num_partners,
         )
 
-    def add_nearest(self, what: str, kind: LabelKind, features: Sequence[Any], rows: _Rows, predict: Any) -> None:
+    def add_nearest(
+        self, what: str, kind: LabelKind, features: Sequence[Any], rows: _Rows, predict: Callable[[Any], Any]
+    ) -> None:
         """Adds the labels of near rows by features of training and validation, where time allows it, or says so."""
         products = NearestBaseline.count_products([*map(len, rows.labels)], features[0].shape[1])
         if products > SHARE_OF_RUN * PRODUCTS_PER_S * time.process_time():
@@ -201,7 +203,7 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
     if "nearest" in kind.baselines:
         predict = partial(features.predict, columns=rows.sequences[2])
         baselines.add_nearest(features.name, kind, [train, validation], rows, predict)
-    if kind.is_one_number:
+    if "kernel" in kind.baselines:
         kernel = KernelBaseline().fit(train, rows.labels[0], validation, rows.labels[1])
         predicted = features.predict(kernel, rows.sequences[2])
         baselines.add(f"{features.name} kernel ridge", predicted, **{**rows.facts, **kernel.summary()})
@@ -254,7 +256,7 @@ def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Row
     baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
     if "nearest" in kind.baselines:
         baselines.add_nearest("embeddings", kind, features, rows, lambda nearest: nearest.predict(features[2]))
-    if kind.is_one_number:
+    if "kernel" in kind.baselines:
         kernel = KernelBaseline().fit(features[0], rows.labels[0], features[1], rows.labels[1])
         facts = {**rows.facts, **kernel.summary()}
         baselines.add("kernel ridge on embeddings", kernel.predict(features[2]), **facts)

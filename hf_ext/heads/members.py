@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ def fit_members(
         if form == PRODUCT and not ensemble.kept:
             continue
         layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
-        make: Any = partial(
+        make: Callable[[], Any] = partial(
             ensemble.make_stack,
             view,
             len(folds) * NUM_SEEDS,
@@ -128,7 +128,7 @@ def _fit_linear(
     members = []
     kind = "ridge" if objective.link == "identity" else "logistic regression"
     for alpha, found, weight, intercept in zip(objective.alphas, scored, weights, intercepts):
-        stack: Any = ensemble.make_stack(view, 1, [])
+        stack = cast(NetworkStack, ensemble.make_stack(view, 1, []))
         stack.weights[0].data.copy_(torch.from_numpy(weight))
         stack.biases[0].data.copy_(torch.from_numpy(intercept))
         members.append(
@@ -148,9 +148,9 @@ def _fit_nearest(
     """Scores the nearest rows, and keeps those of all folds together: what a fold lacked is not left out of them."""
     labels = torch.from_numpy(objective.labels).float()
 
-    def make(rows: NDArray[np.int64], num: int) -> Any:
+    def make(rows: NDArray[np.int64], num: int) -> NearestStack:
         rows = rows[draw_rows(len(rows), 0, MAX_COMPARED // sum(ensemble.ranks))]
-        stack: Any = ensemble.make_stack(DIRECTIONS, 1, [len(rows), num], NEAREST)
+        stack = cast(NearestStack, ensemble.make_stack(DIRECTIONS, 1, [len(rows), num], NEAREST))
         return stack.fill(values[rows], labels[rows])
 
     every = np.unique(np.concatenate(rest))

@@ -103,7 +103,7 @@ def adopt_network(model: AffinityModel, stack: NetworkStack) -> None:
             last = layer
         elif isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()
-    if last is not None and model.config.kind.is_one_number:  # labels of others have no scale here
+    if last is not None:  # of classes mean and deviation are 0 and 1
         last.bias.sub_(model.config.label_mean).div_(model.config.label_std)
         last.weight.div_(model.config.label_std)
 

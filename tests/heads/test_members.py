@@ -12,8 +12,6 @@ from transformers import TrainerControl, TrainerState
 from hf_ext.data import RESIDUES, SequenceFeatures
 from hf_ext.errors import ArgumentError
 from hf_ext.heads import StopUnused, ensemble, may_stop, members
-from hf_ext.heads.networks import adopt_network
-from hf_ext.heads.objectives import SquaredError
 from hf_ext.models import COMPARED, DIRECTIONS, FEATURES, HeadEnsemble, KernelMap, NetworkStack, principal_directions
 from hf_ext.property import AffinityArguments
 
@@ -81,7 +79,7 @@ def test_what_only_residues_know_is_found_by_them_and_nothing_in_shuffled_labels
     rows = np.concatenate(folds)
 
     def weigh(labels, kind):
-        objective = SquaredError(labels)
+        objective = ensemble.OBJECTIVES["ridge"](labels, 1)
         fitted = members.fit_members(made, views, objective, folds, [], 0.0, SimpleNamespace())
         chosen = [fitted[0], *(one for one in fitted if kind in one.name)]
         assert len(chosen) > 1
@@ -139,6 +137,6 @@ def test_a_head_that_adopts_a_network_predicts_what_that_does(demo_encoders):
     given = {"seq": torch.randn(3, *model.embedding_sizes.values())}
     stack = NetworkStack(2, [(given["seq"].shape[1], 5), (5, 4), (4, 1)])
     expected = stack(model.head.standardize(given["seq"]))[..., 0]
-    adopt_network(model, stack)
+    ensemble.adopt_network(model, stack)
     torch.testing.assert_close(model(embeddings=given).logits, expected[0], rtol=1e-4, atol=1e-4)
     assert (expected[1] - expected[0]).abs().max() > 0.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from itertools import combinations
 from typing import Any, cast
 
@@ -49,7 +49,7 @@ class HeadEnsemble(nn.Module):
     (m,), and `intercept`, (num_outputs,), what a constant adds to the sum.
     """
 
-    kernels: Any  # of `KernelMap`, by view
+    kernels: MutableMapping[str, KernelMap]
     scales: torch.Tensor
     shares: torch.Tensor
     intercept: torch.Tensor
@@ -72,7 +72,7 @@ class HeadEnsemble(nn.Module):
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
         num_products = sum(a * b for *_, a, b in self.kept)
         self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products, RESIDUES: num_residues}
-        self.kernels = nn.ModuleDict()
+        self.kernels = cast(MutableMapping[str, KernelMap], nn.ModuleDict())
         for view, (rows, rank) in (kernels or {}).items():
             self.add_kernel(view, KernelMap(rows, self.sizes[view], rank))
         for i, (width, rank) in enumerate(zip(widths, ranks)):

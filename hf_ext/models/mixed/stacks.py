@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from .ensemble import HeadEnsemble
 
 PERCEPTRON = "mlp"  # forms of networks
 PRODUCT = "product"
 NEAREST = "nearest"
 DECAY = 3.0  # of the weight of the farthest of the nearest rows, as an exponent
+
+
+class Views(Protocol):
+    """What of a `HeadEnsemble` its members are made by: sizes of views, directions of inputs, outputs."""
+
+    sizes: dict[str, int]
+    ranks: list[int]
+    num_outputs: int
 
 
 class NetworkStack(nn.Module):
@@ -42,7 +47,7 @@ class NetworkStack(nn.Module):
                 parameters.append(nn.Parameter(drawn))
 
     @classmethod
-    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+    def make(cls, ensemble: Views, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
         """Makes networks with hidden layers of `sizes` that read `view`."""
         return cls(number, pairwise([ensemble.sizes[view], *sizes, ensemble.num_outputs]), dropout)
 
@@ -106,7 +111,7 @@ class ProductStack(NetworkStack):
         self.widths = varying
 
     @classmethod
-    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+    def make(cls, ensemble: Views, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
         """Makes networks with one hidden layer, which read the directions of inputs."""
         return cls(number, ensemble.ranks, sizes[0], ensemble.num_outputs, dropout)
 
@@ -149,7 +154,7 @@ class NearestStack(nn.Module):
         self.register_buffer("labels", torch.zeros(rows))
 
     @classmethod
-    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NearestStack:
+    def make(cls, ensemble: Views, view: str, number: int, sizes: Sequence[int], dropout: float) -> NearestStack:
         """Makes one that compares rows by the directions of inputs; `sizes`: rows, and how many are nearest."""
         return cls(sizes[0], sum(ensemble.ranks), sizes[1])
 
