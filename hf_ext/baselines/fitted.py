@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +16,18 @@ from ..data import (
     FloatArray,
     NumberColumns,
     SequenceCollator,
+    SequenceFeatures,
     draw_rows,
     label_array,
     read_columns,
 )
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
-from ..text import capitalize
-from .by_kind import NearestBaseline, make_linear, predict_constant
+from ..text import capitalize, seconds
+from .by_kind import KernelBaseline, NearestBaseline, make_linear, predict_constant
 from .embedded import Encode, encode_as_before, pooled_features
 from .partners import find_partner, predict_by_partner
 from .ridge import predict_group_means
-from .sequences import SequenceFeatures
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
 MAX_LABELS = 40_000_000  # of rows times labels of each
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
+SHARE_OF_RUN = 0.1  # of the time so far, which near rows may cost
+PRODUCTS_PER_S = 1e10  # of one core, about
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
 
@@ -82,16 +86,16 @@ class Baselines:
         features: Sequence[Any],
         rows: _Rows,
         pooled: Any,
-        standardize: bool,
+        make: Callable[[], Any],
     ) -> None:
-        """Adds a ridge for each partner: `features` of all rows, and `pooled` where a partner has none."""
+        """Adds a model for each partner: `features` of all rows, and `pooled` where a partner has none."""
         predicted = predict_by_partner(
             rows.partner,
             features,
             rows.labels[:2],
             rows.sequences,
             pooled,
-            standardize=standardize,
+            make,
         )
         columns = ", ".join(rows.columns[i] for i in rows.partner.columns)
         self.add(
@@ -100,6 +104,18 @@ class Baselines:
             **rows.facts,
             num_partners=rows.partner.num_partners,
         )
+
+    def add_nearest(
+        self, what: str, kind: LabelKind, features: Sequence[Any], rows: _Rows, predict: Callable[[Any], Any]
+    ) -> None:
+        """Adds the labels of near rows by features of training and validation, where time allows it, or says so."""
+        products = NearestBaseline.count_products([*map(len, rows.labels)], features[0].shape[1])
+        if products > SHARE_OF_RUN * PRODUCTS_PER_S * time.process_time():
+            cost = seconds(products / PRODUCTS_PER_S)
+            self.notes.append(f"No nearest {what}: about {cost}, more than a tenth of the run so far.")
+        else:
+            nearest = NearestBaseline(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
+            self.add(f"nearest {what}", predict(nearest), **{**rows.facts, **nearest.summary()})
 
 
 def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None) -> Baselines:
@@ -185,15 +201,19 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
     facts = {**rows.facts, **linear.summary(), **read}
     baselines.add(f"{features.name} {kind.linear_name}", pooled, **facts)
     if "nearest" in kind.baselines:
-        nearest = NearestBaseline(kind).fit(train, rows.labels[0], validation, rows.labels[1])
-        predicted = features.predict(nearest, rows.sequences[2])
-        baselines.add(f"nearest {features.name}", predicted, **{**rows.facts, **nearest.summary()})
+        predict = partial(features.predict, columns=rows.sequences[2])
+        baselines.add_nearest(features.name, kind, [train, validation], rows, predict)
+    if "kernel" in kind.baselines:
+        kernel = KernelBaseline().fit(train, rows.labels[0], validation, rows.labels[1])
+        predicted = features.predict(kernel, rows.sequences[2])
+        baselines.add(f"{features.name} kernel ridge", predicted, **{**rows.facts, **kernel.summary()})
     if rows.partner is not None:
         chosen = [[sequences[i] for i in rows.partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
         if of_main.num_features:
             main = [of_main.transform(sequences) for sequences in chosen]
-            baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, standardize=False)
+            make = partial(make_linear, kind, standardize=False)
+            baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, make)
 
 
 def _add_number_ridge(baselines: Baselines, kind: LabelKind, rows: _Rows, numbers: NumberColumns) -> None:
@@ -234,5 +254,14 @@ def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Row
     linear = make_linear(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
     pooled: Any = linear.predict(features[2])
     baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
+    if "nearest" in kind.baselines:
+        baselines.add_nearest("embeddings", kind, features, rows, lambda nearest: nearest.predict(features[2]))
+    if "kernel" in kind.baselines:
+        kernel = KernelBaseline().fit(features[0], rows.labels[0], features[1], rows.labels[1])
+        facts = {**rows.facts, **kernel.summary()}
+        baselines.add("kernel ridge on embeddings", kernel.predict(features[2]), **facts)
     if rows.partner is not None:
-        baselines.add_partners(name, features, rows, pooled, standardize=True)
+        baselines.add_partners(name, features, rows, pooled, partial(make_linear, kind))
+        if (nearest := baselines.predictions.get("nearest embeddings")) is not None:
+            make_nearest = partial(NearestBaseline, kind)
+            baselines.add_partners("nearest embeddings", features, rows, nearest, make_nearest)

@@ -1,17 +1,16 @@
-"""A ridge for each partner: where few antigens meet many antibodies, each antigen can have weights of its own."""
+"""A model for each partner: where few antigens meet many antibodies, each antigen can have weights of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data import Columns
 from ..evaluation import FloatArray, places_of
-from .ridge import RidgeBaseline
-from .sequences import Columns
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
@@ -53,17 +52,16 @@ def predict_by_partner(
     labels: Sequence[FloatArray],
     sequences: Sequence[Columns],
     pooled: FloatArray,
-    *,
-    standardize: bool,
+    make: Callable[[], Any],
 ) -> FloatArray:
-    """Predicts each row with a ridge of its partner's own; with `pooled`, where training or validation lacks it.
+    """Predicts each row with a model of its partner's own; with `pooled`, where training or validation lacks it.
 
     Args:
         partner: from `find_partner`.
         features, sequences: of training, validation and the rows to predict: (n, d), and by column, then by row.
         labels: of training and validation, (n,).
         pooled: (n,) of the rows to predict.
-        standardize: as in `RidgeBaseline`.
+        make: such models, with `fit` and `predict` as of `RidgeBaseline`.
     """
     train, validation, asked = (places_of(_keys(columns, partner.columns)) for columns in sequences)
     predicted = pooled.copy()
@@ -73,9 +71,8 @@ def predict_by_partner(
         varies = np.ptp(own[0], axis=0) > 0  # a partner's own embedding is the same in all its rows
         varies |= not varies.any()
         of_train, held_out, wanted = (values[:, varies] for values in own)
-        ridge = RidgeBaseline(standardize=standardize)
-        ridge.fit(of_train, labels[0][rows[0]], held_out, labels[1][rows[1]])
-        predicted[rows[2]] = ridge.predict(wanted)
+        fitted = make().fit(of_train, labels[0][rows[0]], held_out, labels[1][rows[1]])
+        predicted[rows[2]] = fitted.predict(wanted)
     return predicted
 
 

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 from ..faces import offer
 
 if TYPE_CHECKING:
-    from .arguments import NUMBERS, SPLIT_CLUSTER, DataArguments, Fold, LabelledArguments, ReadingArguments, TooLong
+    from .arguments import (
+        NUMBERS,
+        RESIDUES,
+        SPLIT_CLUSTER,
+        DataArguments,
+        Fold,
+        LabelledArguments,
+        ReadingArguments,
+        TooLong,
+    )
     from .batches.antibodies import (
         ANTIGEN_TOKENIZER,
         BOS_ID,
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from .batches.input_checks import check_inputs
     from .batches.masking import EPOCH_COLUMN, MaskedLMCollator, MaskingEpochCallback, mark_evaluation, splitmix64
     from .batches.number_columns import NumberColumns
+    from .batches.residue_counts import LETTERS, MAX_FEATURES, Columns, SequenceFeatures
     from .batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
     from .batches.tokenization import ResidueTokenizer
     from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels

@@ -21,6 +21,7 @@ SPLIT_SIZES = (0.8, 0.1, 0.1)
 MIN_IDENTITY = 0.7  # below, unrelated proteins share as many k-mers as relatives must, so nearly all pairs are aligned
 TooLong = Literal["error", "truncate", "window"]
 NUMBERS = "numbers"  # what columns beside sequences become: an input of a head, and a part of batches
+RESIDUES = "residues"  # what heads read off sequences beside embeddings: a part of batches
 KEPT = "_kept"  # column of rows with --filter_train: whether they may train; never a result's
 RESERVED = ("label", "bound", "source_row", SPLIT_CLUSTER)  # columns that loading writes
 

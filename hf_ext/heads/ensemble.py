@@ -6,24 +6,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..baselines import pooled_features
-from ..data import draw_rows, label_array
+from ..baselines import columns_of, pooled_features
+from ..data import MAX_FEATURES, RESIDUES, SequenceFeatures, draw_rows, label_array
 from ..errors import DataError
 from ..models import (
-    DIRECTIONS,
     FEATURES,
+    NUM_LANDMARKS,
     HeadEnsemble,
+    KernelMap,
+    NearestStack,
     NetworkStack,
     principal_directions,
 )
 from ..text import format_cell, format_table, seconds
 from .members import fit_members
+from .networks import adopt_network
 from .objectives import OBJECTIVES, FloatArray, Objective
 from .spread import fit_spread
 
@@ -36,6 +39,8 @@ FOLDED_COST = 2_500_000
 STEP_COST = 1_000
 OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
 NUM_FOLDS = 4  # of training, beside validation
+MAX_PRODUCTS = 4e10  # rows times counts of residues squared: some seconds on one core
+MAX_CLASS_LABELS = 10_000  # rows times outputs; logistic regressions of more read features and directions alone
 NUM_PICKS = 50  # of members, with replacement
 NOISE = 0.3  # over the square root of held-out rows: by which share an error may be below the constant's by chance
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
@@ -54,20 +59,22 @@ class Fitted:
     stds: FloatArray | None = None
 
 
-def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups) -> Fitted:
+def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups, adopts: bool = False) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
-    Members: ridge or logistic regressions of several alphas on the features and on their principal directions and
-    products; networks of several seeds, learning rates and forms; a constant. Each is fitted without validation rows
-    and predicts them; of small sets also without each of four folds of training. Weights are those of greedy selection
-    with replacement (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these
-    predictions, the RMSE or the log loss of mixed probabilities, and members of all folds are averaged. A label that is
-    a bound is taken for a value.
+    Members: ridge or logistic regressions of several alphas on the features, on their principal directions and
+    products, on counts of residues, and on kernels of features and of residues; of numbers the nearest rows; networks
+    of several seeds, learning rates and forms; a constant. Each is fitted without validation rows and predicts them; of
+    small sets also without each of four folds of training. Weights are those of greedy selection with replacement
+    (R. Caruana et al., Ensemble selection from libraries of models, 2004) by the error of these predictions, the RMSE
+    or the log loss of mixed probabilities, and members of all folds are averaged. A label that is a bound is taken for
+    a value. Batches of `trainer` have counts of residues from here on, if a member that has weight reads them.
 
     Args:
         trainer: a `FastTrainer` whose `AffinityModel` of frozen encoders is trained: its head standardises.
         splits: map-style train and validation.
         groups: of each training and each validation row what was held out together: no fold cuts one. None: rows.
+        adopts: give the head the best network of its sizes, for `--init_head_from`; else it stays as it was trained.
 
     Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
     320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
@@ -78,7 +85,8 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     train = splits["train"]
     validation = splits["validation"]
     width = sum(trainer.model.input_sizes.values())
-    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // (4 * width)))
+    row_bytes = 4 * (width + MAX_FEATURES + 4 * NUM_LANDMARKS)
+    drawn = draw_rows(len(train), args.seed, max(1, MAX_FEATURE_BYTES // row_bytes))
     if len(drawn) < len(train):
         train = train.select(drawn)
         groups = groups and [[groups[0][i] for i in drawn], groups[1]]
@@ -93,10 +101,19 @@ def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups
     every = np.stack([member.scored for member in members])
     weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
     for member, weight in zip(members, weights.tolist()):
-        if weight > 0 and isinstance(member.fitted, NetworkStack):
+        if weight > 0 and isinstance(member.fitted, NetworkStack | NearestStack):
             ensemble.add(member.view, weight, member.fitted)
         elif weight > 0:
             ensemble.intercept.copy_(torch.from_numpy(weight * member.fitted))
+    ensemble.drop_unread()
+    if adopts:
+        alike = [
+            one for one in members if getattr(one.fitted, "sizes", None) == config.head_sizes and one.view == FEATURES
+        ]
+        best = min(alike, key=lambda one: float(objective.errors(one.scored[None], rows)[0]))
+        adopt_network(trainer.model, cast(NetworkStack, best.fitted))
+    if not ensemble.sizes[RESIDUES]:
+        trainer.data_collator.residues = {}
     trainer.model.set_ensemble(ensemble)
     mixed = weights @ every
     stds = None
@@ -123,9 +140,10 @@ def _read_views(
 ) -> tuple[HeadEnsemble, dict[str, torch.Tensor]]:
     """Makes an ensemble without members, and what they read: by view (n, size), float32, training rows first.
 
-    No labels are read.
+    No labels are read. Batches of `trainer` have residues from here on, where members may read them.
     """
     head = trainer.model.head
+    collator = trainer.data_collator
     widths = [*trainer.model.input_sizes.values()]
     features = torch.from_numpy(np.concatenate([pooled_features(trainer, rows) for rows in (train, validation)]))
     features.sub_(head.input_mean.cpu()).mul_(head.input_scale.cpu())  # in place: it may be a gigabyte
@@ -133,10 +151,24 @@ def _read_views(
     ranks = [basis.shape[1] for basis in bases]
     if not any(ranks):  # they differ behind the last residue that is read, or in what is missing
         raise DataError("All training rows have the same embeddings, so there is nothing to learn.")
-    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link)
+    residues = features[:, :0]
+    reads_more = objective.link == "identity" or len(features) * objective.num_outputs <= MAX_CLASS_LABELS
+    if reads_more:
+        most = min(MAX_FEATURES, int(np.sqrt(MAX_PRODUCTS / len(train))))
+        collator.residues = {"counts": SequenceFeatures.fit(train, columns_of(collator), most)}
+        read = [collator.read_residues(rows) for rows in (train, validation)]
+        residues = torch.from_numpy(np.concatenate(read)).float()
+    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, residues.shape[1])
     ensemble.fit_directions(bases, features[: len(train)])
-    directions = torch.cat([ensemble.directions(chunk) for chunk in features.split(8192)])
-    return ensemble, {FEATURES: features, DIRECTIONS: directions}
+    landmarks = draw_rows(len(train), trainer.args.seed, NUM_LANDMARKS)
+    for view, values in ((FEATURES, features), (RESIDUES, residues)):
+        if reads_more and values.shape[1]:
+            ensemble.add_kernel(view, KernelMap.fit(values[landmarks]))
+    views = {FEATURES: features, RESIDUES: residues}
+    for view in ensemble.sizes.keys() - views.keys():
+        parts = zip(features.split(8192), residues.split(8192))
+        views[view] = torch.cat([ensemble.read(view, *part) for part in parts])
+    return ensemble, {view: views[view] for view, size in ensemble.sizes.items() if size > 0}
 
 
 def make_folds(

@@ -1,22 +1,26 @@
-"""The library of heads: a constant, linear models and networks, each fitted once without each fold of rows."""
+"""The library of heads: a constant, linear models, near rows and networks, each fitted without each fold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..data import draw_rows
 from ..models import (
     DIRECTIONS,
     FEATURES,
     LINKS,
+    NEAREST,
     PERCEPTRON,
     PRODUCT,
     HeadEnsemble,
+    NearestStack,
     NetworkStack,
 )
 from ..training_args import FastTrainingArguments
@@ -32,6 +36,9 @@ NETWORKS = (
 )
 PRODUCT_SIZE = 64
 NUM_SEEDS = 2  # of each network, and fold
+NEIGHBOURS = (3, 10, 30)
+MAX_COMPARED = 4_000_000  # numbers of the rows that others are compared with: 16 MB of a model
+COMPARED_ROWS = 512  # at a time
 
 
 @dataclass(frozen=True)
@@ -42,13 +49,14 @@ class Member:
         name: for tables.
         view: what it reads.
         scored: (entries,) of the rows of all folds, by the fits without their fold; see `Objective.entries`.
-        fitted: networks, or a linear model, the mean of those of all folds, as one; or a constant, (num_outputs,).
+        fitted: networks, near rows, or a linear model, the mean of those of all folds, as one; or a constant,
+            (num_outputs,).
     """
 
     name: str
     view: str
     scored: FloatArray
-    fitted: NetworkStack | FloatArray
+    fitted: NetworkStack | NearestStack | FloatArray
 
 
 def fit_members(
@@ -76,11 +84,13 @@ def fit_members(
     members = [Member("constant", FEATURES, np.concatenate(scored), np.mean(constants, axis=0))]
     for view, values in views.items():
         members += _fit_linear(ensemble, view, values.numpy(), objective, folds, rest)
+    if objective.link == "identity":
+        members += _fit_nearest(ensemble, views[DIRECTIONS], objective, folds, rest)
     for form, view, rate, share in NETWORKS:
         if form == PRODUCT and not ensemble.kept:
             continue
         layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
-        make = partial(
+        make: Callable[[], Any] = partial(
             ensemble.make_stack,
             view,
             len(folds) * NUM_SEEDS,
@@ -118,7 +128,7 @@ def _fit_linear(
     members = []
     kind = "ridge" if objective.link == "identity" else "logistic regression"
     for alpha, found, weight, intercept in zip(objective.alphas, scored, weights, intercepts):
-        stack = ensemble.make_stack(view, 1, [])
+        stack = cast(NetworkStack, ensemble.make_stack(view, 1, []))
         stack.weights[0].data.copy_(torch.from_numpy(weight))
         stack.biases[0].data.copy_(torch.from_numpy(intercept))
         members.append(
@@ -129,4 +139,27 @@ def _fit_linear(
                 stack,
             )
         )
+    return members
+
+
+def _fit_nearest(
+    ensemble: HeadEnsemble, values: torch.Tensor, objective: Objective, folds: Folds, rest: Folds
+) -> list[Member]:
+    """Scores the nearest rows, and keeps those of all folds together: what a fold lacked is not left out of them."""
+    labels = torch.from_numpy(objective.labels).float()
+
+    def make(rows: NDArray[np.int64], num: int) -> NearestStack:
+        rows = rows[draw_rows(len(rows), 0, MAX_COMPARED // sum(ensemble.ranks))]
+        stack = cast(NearestStack, ensemble.make_stack(DIRECTIONS, 1, [len(rows), num], NEAREST))
+        return stack.fill(values[rows], labels[rows])
+
+    every = np.unique(np.concatenate(rest))
+    members = []
+    for num in NEIGHBOURS:
+        found = []
+        for fold, rows in zip(folds, rest):
+            stack = make(rows, num)
+            outputs = torch.cat([stack(part)[0] for part in values[fold].split(COMPARED_ROWS)])
+            found.append(objective.entries(outputs.numpy(), fold))
+        members.append(Member(f"{num} nearest rows", DIRECTIONS, np.concatenate(found), make(every, num)))
     return members

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
-from ..models import LINKS, NetworkStack
+from ..models import LINKS, AffinityModel, NetworkStack
 from ..training_args import FastTrainingArguments
 from .objectives import FloatArray, Folds, Objective
 
@@ -87,6 +88,24 @@ def train_networks(
         stack.load_state_dict(best)
         stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
         return stack, scored
+
+
+@torch.no_grad()
+def adopt_network(model: AffinityModel, stack: NetworkStack) -> None:
+    """Gives the head of `model` the first network of a stack of its sizes, which then puts out what that does."""
+    last = None
+    weights = iter(zip(stack.weights, stack.biases))
+    for layer in model.head.layers.children():
+        if isinstance(layer, nn.Linear):
+            weight, bias = next(weights)
+            layer.weight.copy_(weight[0].T)
+            layer.bias.copy_(bias[0, 0])
+            last = layer
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
+    if last is not None:  # of classes mean and deviation are 0 and 1
+        last.bias.sub_(model.config.label_mean).div_(model.config.label_std)
+        last.weight.div_(model.config.label_std)
 
 
 @torch.no_grad()

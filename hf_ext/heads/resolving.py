@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import CONFIG_NAME
 
 from ..errors import ArgumentError
@@ -25,6 +26,7 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
+UNUSED_EPOCHS = 3  # of a network that neither predicts nor is kept
 MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
 
 
@@ -114,6 +116,28 @@ def _why_single(
     if metric in metrics_of(kind).of_hits:
         return f"their mean seldom reaches the threshold of --metric_for_best_model {metric}"
     return why_not_fitted(args, training, is_stream)
+
+
+class StopUnused(TrainerCallback):
+    """Ends the training of a network after `UNUSED_EPOCHS`, because others predict, and the best of these is kept.
+
+    What it goes by is in the trainer's state, so that a continued run ends where it would have.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.on_save(args, state, control)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if (state.epoch or 0.0) >= UNUSED_EPOCHS:
+            control.should_training_stop = True
+
+
+def may_stop(explicit: Collection[str]) -> bool:
+    """Returns whether the user left open how long a network trains, and saves and evaluates each epoch."""
+    said = {"num_train_epochs", "max_steps", "early_stopping_patience", "eval_strategy", "save_strategy"}
+    return not said & {*explicit}
 
 
 def why_not_fitted(args: ModelArguments, training: Any, is_stream: bool) -> str | None:

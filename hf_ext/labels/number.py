@@ -37,7 +37,7 @@ class Number(NumericKind):
     label_shape = ()
     is_one_number = True
     losses = ("mse", "huber", "tobit", "ranking")
-    baselines = ("groups", "partners", "stream", "nearest")
+    baselines = ("groups", "partners", "stream", "nearest", "kernel")
     repeats = True
     chart = "scatter"
 

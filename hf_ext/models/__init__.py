@@ -33,17 +33,6 @@ if TYPE_CHECKING:
         load_tokenizer,
         read_encoder,
     )
-    from .ensemble import (
-        DIRECTIONS,
-        FEATURES,
-        LEAST,
-        LINKS,
-        PERCEPTRON,
-        PRODUCT,
-        HeadEnsemble,
-        NetworkStack,
-        principal_directions,
-    )
     from .families import FAMILIES, check_family, choose_encoder, limit_of_positions
     from .generation.configuration import GENERATOR_RANGES, SIZES, GeneratorConfig
     from .generation.esm import state_encoder, state_key
@@ -74,6 +63,17 @@ if TYPE_CHECKING:
         has_loss_of,
         sum_loss_rows,
     )
+    from .mixed.ensemble import (
+        COMPARED,
+        DIRECTIONS,
+        FEATURES,
+        LEAST,
+        LINKS,
+        HeadEnsemble,
+        principal_directions,
+    )
+    from .mixed.kernel_map import NUM_LANDMARKS, KernelMap
+    from .mixed.stacks import NEAREST, PERCEPTRON, PRODUCT, NearestStack, NetworkStack
     from .optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
     from .towers import in_float32
 else:

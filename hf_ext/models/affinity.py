@@ -15,9 +15,9 @@ from ..errors import ArgumentError
 from ..labels import UNKNOWN
 from .configuration import AffinityConfig, EncoderSpec, TowerSpec, build_config
 from .encoders import load_encoder, set_trainable
-from .ensemble import HeadEnsemble
 from .head import LIKELIHOOD, RegressionHead, score_variants
 from .losses import LOSSES, NumberLoss
+from .mixed.ensemble import HeadEnsemble
 from .towers import TowerModel
 
 PREDICTING = ("head.", "ensemble.", "poolings.")  # names of weights that no encoder brings along
@@ -142,6 +142,7 @@ class AffinityModel(TowerModel):
         missing: dict[str, Tensor] | None = None,
         teacher: Tensor | None = None,
         numbers: Tensor | None = None,
+        residues: Tensor | None = None,
     ) -> AffinityOutput:
         """Predicts from sequences, from cached embeddings, or from some of each.
 
@@ -160,9 +161,11 @@ class AffinityModel(TowerModel):
                 times the distance from them, of every row, and 1 less it times the loss of labels, of rows whose label
                 is known: not NaN, nor -100 where that means not known. Every label counts, known or not.
             numbers: (n, width), what `NumberColumns` makes of columns beside sequences.
+            residues: (n, width), what the collator reads off sequences for an ensemble with members that need it.
 
         Raises:
-            ArgumentError: an input is given neither way, or `missing` names one that the model does not read.
+            ArgumentError: an input is given neither way, `residues` are needed, or `missing` names one that the model
+                does not read.
         """
         pooled = dict(embeddings or {})
         absent = dict(missing or {})
@@ -196,7 +199,7 @@ class AffinityModel(TowerModel):
         logits = self.to_logits(output)
         std = None
         if self.ensemble is not None:
-            logits, apart = self.ensemble.mix(self.head.standardize(features, filled))
+            logits, apart = self.ensemble.mix(self.head.standardize(features, filled), residues)
             if spread := self.config.prediction_spread:
                 std = (spread["noise"] + spread["slope"] * apart).sqrt()
         if ends is not None:

@@ -22,6 +22,8 @@ from ..arguments import PredictingArguments
 from ..baselines import TOKENS_PER_BATCH, columns_of, embed_distinct
 from ..checkpoints import find_members, open_model
 from ..data import (
+    NUMBERS,
+    RESIDUES,
     SOURCE_ROW,
     RowSchema,
     SequenceCollator,
@@ -195,15 +197,18 @@ class AffinityPredictor:
             if key not in shared:
                 shared[key] = embed_distinct(self.model, self.collator, name, inputs, device=self.device)
             tables[name] = shared[key]
-        beside = torch.from_numpy(self.collator.numbers.matrix(table)).to(self.device)
+        beside = {NUMBERS: self.collator.numbers.matrix(table)}
+        if self.collator.residues:
+            beside[RESIDUES] = self.collator.read_residues(table)
         found = []
         stds = []
         for start in range(0, max(1, len(table)), ROWS_PER_BATCH):
             chosen = {name: each[start : start + ROWS_PER_BATCH] for name, each in numbers.items()}
             pooled = {name: take_rows(tables[name], each).to(self.device) for name, each in chosen.items()}
             missing = {name: (chosen[name] < 0).to(self.device) for name in optional}
-            part = beside[start : start + ROWS_PER_BATCH]
-            outputs = self.model(embeddings=pooled, missing=missing, numbers=part)
+            part = slice(start, start + ROWS_PER_BATCH)
+            read = {name: torch.from_numpy(one[part]).to(self.device) for name, one in beside.items()}
+            outputs = self.model(embeddings=pooled, missing=missing, **read)
             found.append(outputs.logits.float().cpu())
             stds.append(outputs.std)
         std = None if stds[0] is None else torch.cat(stds).cpu().numpy()

@@ -19,6 +19,7 @@ from ..files import Json
 from ..hardware import detect_hardware
 from ..heads import (
     AUTO,
+    StopUnused,
     calibrate,
     choose_layers,
     describe_ensemble,
@@ -26,6 +27,7 @@ from ..heads import (
     find_known_layers,
     fit_ensemble,
     fit_intervals,
+    may_stop,
     resolve_head,
     resolve_likelihood,
     score_intervals,
@@ -178,6 +180,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         "train_dataset": train_rows,
         "eval_dataset": data.splits["validation"],
         "compute_metrics": evaluated(run, kind),
+        "callbacks": [StopUnused()] if model_args.head == AUTO and may_stop(run.explicit) else [],
     }
 
 
@@ -197,7 +200,8 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     if run.model_args.stock_trainer:
         trainer.data_collator.save_pretrained(run.folder)
     if run.model_args.head == AUTO:
-        fitted = fit_ensemble(trainer, data.splits, held_out_values(run.data_args, data.splits))
+        together = held_out_values(run.data_args, data.splits)
+        fitted = fit_ensemble(trainer, data.splits, together, adopts=may_stop(run.explicit))
         data.ensemble = fitted.facts
         mixed = {"predicted": fitted.predicted, "stds": fitted.stds}
         run.log.info(describe_ensemble(fitted.facts))

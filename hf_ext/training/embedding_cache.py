@@ -21,7 +21,7 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 
-from ..data import NUMBERS, TEACHER, column_names, limit_of, read_column, read_columns
+from ..data import NUMBERS, RESIDUES, TEACHER, column_names, limit_of, read_column, read_columns
 from ..embeddings import (
     SHARD_STATES,
     EmbeddedDataset,
@@ -118,7 +118,7 @@ class EmbeddingCache:
         self._planned = planned
         self.is_on = planned.applied("embedding_cache")
         self._settings: Facts = planned.plan["embedding_cache"].settings if self.is_on else {}
-        self._embedded: dict[int, tuple[Any, Embedded]] = {}  # by id of the dataset, which it keeps taken
+        self._embedded: dict[Any, tuple[Any, Embedded]] = {}  # by ids of the dataset, kept taken, and of what is read
         self._stores: dict[Any, EmbeddingStore] = {}  # by what decides values, not by name: inputs may share an encoder
         self._folders: dict[str, str] = {}  # of the stores, by input
         self._encoded = {"num_encoded": 0, "encoding_seconds": 0.0, "encoded_in_float32": 0}
@@ -145,9 +145,10 @@ class EmbeddingCache:
         Raises:
             CacheError: the states of residues do not fit on the disk.
         """
-        if id(dataset) not in self._embedded:
-            self._embedded[id(dataset)] = (dataset, self._embed(dataset))
-        return self._embedded[id(dataset)][1]
+        key = id(dataset), tuple(map(id, self._residues.values()))
+        if key not in self._embedded:
+            self._embedded[key] = (dataset, self._embed(dataset))
+        return self._embedded[key][1]
 
     def _embed(self, dataset: Rows) -> Embedded:
         if self._per_residue:
@@ -189,7 +190,14 @@ class EmbeddingCache:
             found[TEACHER] = np.array(read_column(dataset, TEACHER), np.float32)
         if numbers := getattr(self._trainer.data_collator, NUMBERS, None):
             found[NUMBERS] = numbers.matrix(dataset)
+        if self._residues:
+            found[RESIDUES] = self._trainer.data_collator.read_residues(dataset)
         return found
+
+    @property
+    def _residues(self) -> Mapping[str, Any]:
+        """What heads read off sequences; a collator of the user's knows of none."""
+        return getattr(self._trainer.data_collator, RESIDUES, {})
 
     @property
     def _per_residue(self) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hf_ext.baselines.ridge import RidgeBaseline, predict_group_means
-from hf_ext.baselines.sequences import SequenceFeatures
+from hf_ext.data import SequenceFeatures
 
 pytestmark = pytest.mark.internals
 BOTH_ROUTES = pytest.mark.parametrize("num_rows", [200, 15], ids=["rows > features", "rows < features"])

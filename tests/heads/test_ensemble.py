@@ -97,6 +97,7 @@ def test_members_are_weighed_recorded_shown_and_no_worse_together_than_the_best_
     assert all(
         kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on", "products on")
     )
+    assert all(kind in names for kind in ("ridge on residues", "kernel of features", "both kernels", "10 nearest rows"))
     sizes = results["data"]["sizes"]
     assert (facts["num_folds"], facts["num_held_out"]) == (5, sizes["train"] + sizes["validation"])
     networks = json.loads((folder / "config.json").read_text())["ensemble"]["networks"]
@@ -135,6 +136,27 @@ def test_folder_predictor_and_predict_say_what_the_run_said(trained, tmp_path):
     (folder.parent / "damaged" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ArgumentError, match=r"another head than the weights are of .* not asked for \['ensemble"):
         AffinityModel.from_pretrained(folder.parent / "damaged")
+
+
+def test_what_only_residues_know_is_predicted_by_run_predictor_and_command_alike(train, tmp_path):
+    generator = np.random.default_rng(0)
+    texts = ["".join(generator.choice([*LETTERS], 14)) for _ in range(240)]
+    given = {"heavy": texts, "antigen": texts[::-1], "clone": [*map(str, range(240))]}
+    given["pKd"] = [float((text[3] in LETTERS[:10]) + 2 * (text[7] in LETTERS[:5])) for text in texts]
+    pd.DataFrame(given).to_csv(tmp_path / "rows.csv", index=False)
+    results, folder = train("residues", data=str(tmp_path / "rows.csv"))
+    assert json.loads((folder / "config.json").read_text())["ensemble"]["num_residues"] > 100
+    shown = results["test"]["scores"]
+    assert shown["model"]["rmse"]["value"] < 0.8 * shown["ridge on embeddings"]["rmse"]["value"]
+    assert {"nearest one-hot", "nearest embeddings", "one-hot kernel ridge", "kernel ridge on embeddings"} <= {*shown}
+    found = pd.read_csv(folder / "predictions.csv")
+    predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
+    np.testing.assert_allclose(predictor.predict(found[COLUMNS]), found["prediction"], atol=2e-4)
+    found[COLUMNS].to_csv(tmp_path / "new.csv", index=False)
+    files = ["--dataset_name", str(tmp_path / "new.csv"), "--output", str(tmp_path / "out.csv"), "--use_cpu", "true"]
+    exact = ["--disable_tqdm", "true", "--without", "encoder_precision", "cpu_matmul", "embedding_cache"]
+    commands.predict(["--model", str(folder), *files, *exact])
+    np.testing.assert_allclose(predictions_of(tmp_path / "out.csv"), found["prediction"], atol=2e-4)
 
 
 def column(path: Path, name: str = "prediction_std") -> np.ndarray:

@@ -15,15 +15,17 @@ from ...errors import DataError
 from ...files import parse_json, write_text
 from ...labels import ONE_NUMBER, LabelKind, kind_from_state
 from ...pretrained import reading
-from ..arguments import NUMBERS, DataArguments, TooLong
+from ..arguments import NUMBERS, RESIDUES, DataArguments, TooLong
 from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE
 from .number_columns import NumberColumns
+from .residue_counts import SequenceFeatures
 from .tokenization import ResidueTokenizer
 from .windows import encode_windows, limit_of
 
 INPUTS_NAME = "inputs.json"
 OPTIONS = ("too_long", "missing_chains")
+SOURCES: dict[str, Any] = {"counts": SequenceFeatures}  # of what is read off sequences, by the name that is stored
 
 
 class SequenceCollator:
@@ -42,6 +44,7 @@ class SequenceCollator:
     Attributes:
         optional_inputs: names of inputs all of whose columns may be "".
         num_residues: what each row must have, see `check_inputs`; None: any number.
+        residues: what heads read off sequences beside embeddings, by name in `SOURCES`; nothing until some do.
 
     Raises:
         DataError: (when called) an input is too long and `too_long` is "error".
@@ -61,6 +64,7 @@ class SequenceCollator:
         self.tokenizers = dict(tokenizers)
         self.kind = kind
         self.numbers = numbers or NumberColumns()
+        self.residues: dict[str, Any] = {}
         self.columns = {name: list(chains) for name, chains in columns.items()}
         self.too_long: TooLong = too_long
         self.missing_chains = [*missing_chains]
@@ -105,6 +109,7 @@ class SequenceCollator:
             inputs.append({"columns": self.columns[name], "max_residues": tokenizer.max_residues})
         settings = {**{name: getattr(self, name) for name in OPTIONS}, "label_kind": self.kind.state()}
         settings |= {NUMBERS: self.numbers.state(), "num_residues": self.num_residues}
+        settings[RESIDUES] = {name: source.state() for name, source in self.residues.items()}
         write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
 
     @classmethod
@@ -123,6 +128,7 @@ class SequenceCollator:
             options = {name: settings[name] for name in OPTIONS}
             kind = kind_from_state(settings["label_kind"])
             numbers = NumberColumns.from_state(settings.get(NUMBERS))
+            residues = {name: SOURCES[name].from_state(one) for name, one in settings.get(RESIDUES, {}).items()}
         except (OSError, ValueError, TypeError, KeyError) as error:  # JSONDecodeError is a ValueError
             text = f"{path}: not there, or damaged ({type(error).__name__}: {error})."
             raise DataError(f"{text} Give a folder that `hf-ext train` wrote, or copy the model again.") from error
@@ -137,10 +143,11 @@ class SequenceCollator:
         columns_of = {name: columns for name, (columns, _) in inputs.items()}
         collator = cls(tokenizers, columns_of, **options, kind=kind, numbers=numbers)
         collator.num_residues = settings.get("num_residues")
+        collator.residues = residues
         return collator
 
     def __call__(self, features: Any) -> dict[str, Any]:
-        """`labels`, `bounds`, `teacher`, `numbers` of rows that have them; `sequences`: the tensors of each input."""
+        """`labels`, `bounds`, `teacher`, `numbers`, `residues` of rows that have them; `sequences`: each input's."""
         if isinstance(features, Mapping):  # a batch of cached embeddings, fetched whole
             batch = dict(features)
             rows = batch.pop("live", None)
@@ -155,10 +162,16 @@ class SequenceCollator:
                 batch[TEACHER] = torch.tensor([row[TEACHER] for row in rows])
             if self.numbers:
                 batch[NUMBERS] = torch.from_numpy(self.numbers.matrix(rows))
+            if self.residues:
+                batch[RESIDUES] = torch.from_numpy(self.read_residues(rows))
         if rows:
             live = [name for name in self.columns if all(column in rows[0] for column in self.columns[name])]
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
         return batch
+
+    def read_residues(self, rows: Any) -> np.ndarray:
+        """Reads what heads read off sequences of rows, map-style or a list: (n, numbers), float16."""
+        return np.concatenate([source.matrix(rows) for source in self.residues.values()], axis=1)
 
     def count_tokens(self, dataset: object) -> np.ndarray:
         """Counts tokens that encoders read of each row, special ones included: (rows, inputs that it has), int64."""

@@ -1,15 +1,15 @@
-"""What linear models and near rows read off sequences: counts of residues by position, or of 3-mers."""
+"""What heads, linear models and near rows read off sequences: counts of residues by position, or of 3-mers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
-from ..evaluation import FloatArray
+from ...errors import DataError
+from ..columns import FloatArray, read_columns
 
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
@@ -37,20 +37,23 @@ class SequenceFeatures:
     Args:
         train: one list of n sequences (upper-case letters) per column, of which at least one varies.
         others: the same columns of rows to be predicted later; only their lengths are looked at.
+        most: features, where 2,048 are too many.
 
     Raises:
         DataError: a character other than A-Z.
 
-    Attributes: `name`, "one-hot", "3-mer" or "one-hot and 3-mer"; `num_features`; `num_counts`, how many vary in all.
+    Attributes: `name`, "one-hot", "3-mer" or "one-hot and 3-mer"; `num_counts`, how many vary in all; `names` of the
+    columns, after `fit`.
 
     Cost: goes with the distinct sequences: 2 s for 50,000 of 250 residues; `transform` returns 4 kB a row at most.
     """
 
-    def __init__(self, train: Columns, others: Sequence[Columns] = ()) -> None:
+    def __init__(self, train: Columns, others: Sequence[Columns] = (), most: int = MAX_FEATURES) -> None:
         varying = [i for i, column in enumerate(train) if len(set(column)) > 1]
+        self.names: list[str] = []
         self._columns: dict[int, _Column] = {}
         self.num_counts = 0
-        share = MAX_FEATURES // max(1, len(varying))
+        share = most // max(1, len(varying))
         for i in varying:
             lengths = {len(one) for rows in (train, *others) for one in rows[i]}
             lengths.discard(0)
@@ -61,13 +64,44 @@ class SequenceFeatures:
             order = np.argsort(-variance, kind="stable")
             codes = order[: min(share, num_varying)]
             self._columns[i] = _Column(length, np.sort(codes))
-        self.num_features = sum(len(column.codes) for column in self._columns.values())
         kinds = {"one-hot" if column.length else f"{K}-mer" for column in self._columns.values()}
         self.name = " and ".join(sorted(kinds, reverse=True))
 
+    @classmethod
+    def fit(cls, train: Any, names: Sequence[str], most: int) -> SequenceFeatures:
+        """Chooses counts by the columns `names` of training rows, map-style, at most `most`; reads no others."""
+        made = cls([*zip(*read_columns(train, names))], most=most)
+        made.names = [*names]
+        return made
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> SequenceFeatures:
+        """Reads back what `state` returned."""
+        made = cls([])
+        made.names = [*state["names"]]
+        made._columns = {i: _Column(length, np.array(codes, np.int64)) for i, length, codes in state["columns"]}
+        return made
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a model stores, JSON-able; after `fit`."""
+        columns = [[i, length, codes.tolist()] for i, (length, codes) in self._columns.items()]
+        return {"names": self.names, "columns": columns}
+
+    @property
+    def num_features(self) -> int:
+        """Counts of a row."""
+        return sum(len(column.codes) for column in self._columns.values())
+
+    def matrix(self, rows: Any) -> NDArray[np.float16]:
+        """Counts residues of rows, map-style or a list: (n, num_features); after `fit`."""
+        read = read_columns(rows, self.names)
+        return self.transform([[row[i] for row in read] for i in range(len(self.names))])
+
     def transform(self, columns: Columns) -> NDArray[np.float16]:
         """Returns the features of rows, (n, num_features); arguments and `DataError` as above."""
-        return np.concatenate([_select(columns[i], column) for i, column in self._columns.items()], axis=1)
+        blocks = [np.zeros((len(columns[0]), 0), np.float16)]
+        blocks += [_select(columns[i], column) for i, column in self._columns.items()]
+        return np.concatenate(blocks, axis=1)
 
     def predict(self, model: Any, columns: Columns) -> Any:
         """Predicts by `model` from features of rows, which are made for `PREDICTED_ROWS` at a time."""

@@ -1,19 +1,22 @@
-"""Heads of several kinds on the same frozen embeddings, weighed: linear ones and networks."""
+"""Heads of several kinds on the same frozen embeddings and residues, weighed: linear ones, kernels and networks."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations, pairwise
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from itertools import combinations
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-FEATURES = "features"  # what a member reads
+from ...data import RESIDUES
+from ...errors import ArgumentError
+from .kernel_map import KernelMap
+from .stacks import FORMS, PERCEPTRON, NearestStack, NetworkStack
+
+FEATURES = "features"  # what a member reads; or RESIDUES
 DIRECTIONS = "directions"
-PERCEPTRON = "mlp"  # forms of networks
-PRODUCT = "product"
+COMPARED = {"kernel of features": [FEATURES], "kernel of residues": [RESIDUES], "both kernels": [FEATURES, RESIDUES]}
 LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda outputs: outputs,
     "softmax": lambda outputs: outputs.softmax(-1),
@@ -26,116 +29,12 @@ MAX_PRODUCTS = 512  # of two inputs' directions, in all
 NEGLIGIBLE = 1e-6  # of the largest variance: a direction below it is rounding
 
 
-class NetworkStack(nn.Module):
-    """Perceptrons of the same sizes side by side: Linear, GELU, dropout per hidden layer, LayerNorm between them.
-
-    Args:
-        number: of networks.
-        shapes: inputs and outputs of each layer.
-        dropout: probability in [0, 1).
-    """
-
-    form: ClassVar[str] = PERCEPTRON
-
-    def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
-        super().__init__()
-        self.dropout = dropout
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        for fan_in, fan_out in shapes:
-            bound = 1 / math.sqrt(fan_in)  # as nn.Linear
-            for parameters, rows in ((self.weights, fan_in), (self.biases, 1)):
-                drawn = torch.empty(number, rows, fan_out).uniform_(-bound, bound)
-                parameters.append(nn.Parameter(drawn))
-
-    @classmethod
-    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
-        """Makes networks with hidden layers of `sizes` that read `view`."""
-        return cls(number, pairwise([ensemble.sizes[view], *sizes, ensemble.num_outputs]), dropout)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Of the hidden layers, as `make` takes them."""
-        return [weight.shape[2] for weight in self.weights[:-1]]
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
-        states = inputs.expand(len(self.weights[0]), *inputs.shape[-2:])
-        layers = [*zip(self.weights, self.biases)]
-        for i, (weight, bias) in enumerate(layers[:-1]):
-            if i > 0:
-                states = nn.functional.layer_norm(states, states.shape[-1:])
-            states = nn.functional.gelu(torch.baddbmm(bias, states, weight))
-            states = nn.functional.dropout(states, self.dropout, self.training)
-        weight, bias = layers[-1]
-        return torch.baddbmm(bias, states, weight)
-
-    @torch.no_grad()
-    def scale_outputs(self, factor: float, shift: float = 0.0) -> None:
-        """Scales every output by `factor`, and adds `shift`."""
-        self.weights[-1].mul_(factor)
-        self.biases[-1].mul_(factor).add_(shift)
-
-
-class ProductStack(NetworkStack):
-    """Networks side by side that multiply projections of inputs, two at a time, beside a hidden layer on all of them.
-
-    What an antibody is worth for an antigen is learned with few weights, also where a third chain varies.
-
-    Args:
-        number: of networks.
-        widths: of each input; columns of a view beyond their sum are not read.
-        rank: projections of each input, and width of the hidden layer.
-        num_outputs: of each network.
-        dropout: probability in [0, 1).
-    """
-
-    form = PRODUCT
-
-    def __init__(
-        self,
-        number: int,
-        widths: Sequence[int],
-        rank: int,
-        num_outputs: int,
-        dropout: float = 0.0,
-    ):
-        varying = [width for width in widths if width > 0]
-        num_blocks = 1 + math.comb(len(varying), 2)
-        shapes = [(width, rank) for width in (*varying, sum(varying))]
-        shapes.append((rank * num_blocks, num_outputs))
-        super().__init__(number, shapes, dropout)
-        self.widths = varying
-
-    @classmethod
-    def make(cls, ensemble: HeadEnsemble, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
-        """Makes networks with one hidden layer, which read the directions of inputs."""
-        return cls(number, ensemble.ranks, sizes[0], ensemble.num_outputs, dropout)
-
-    @property
-    def sizes(self) -> list[int]:
-        return [self.weights[-2].shape[2]]
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
-        inputs = inputs[..., : sum(self.widths)].expand(len(self.weights[0]), -1, -1)
-        blocks = [*inputs.split(self.widths, dim=-1), inputs]
-        given = zip(blocks, self.weights, self.biases)
-        *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
-        products = [one * other for one, other in combinations(projected, 2)]
-        states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
-        states = nn.functional.dropout(states, self.dropout, self.training)
-        return torch.baddbmm(self.biases[-1], states, self.weights[-1])
-
-
-FORMS: dict[str, type[NetworkStack]] = {stack.form: stack for stack in (NetworkStack, ProductStack)}
-
-
 class HeadEnsemble(nn.Module):
     """The weighted sum of linear models and networks on standardised embeddings: of numbers, or of probabilities.
 
     They read these features, or directions: the principal ones of each input, and products of those of two inputs,
-    which say what one is worth for the other. Nothing here trains: `hf_ext.heads.ensemble` fits it.
+    which say what one is worth for the other; or counts of residues; or how near a row is to some of training, in
+    features, in residues or in both. Nothing here trains: `hf_ext.heads.ensemble` fits it.
 
     Args:
         widths: of each input's embedding.
@@ -143,11 +42,14 @@ class HeadEnsemble(nn.Module):
         networks: arguments of `make_stack` for each, besides `dropout`; of linear models too.
         num_outputs: of each member.
         link: from outputs to what is summed: "identity", "softmax" of classes, "sigmoid" of labels by themselves.
+        num_residues: what is read off the sequences of a row, beside features; 0: nothing.
+        kernels: by what they compare rows in, arguments of a `KernelMap` besides its width.
 
     Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares`, the weights of the networks,
     (m,), and `intercept`, (num_outputs,), what a constant adds to the sum.
     """
 
+    kernels: MutableMapping[str, KernelMap]
     scales: torch.Tensor
     shares: torch.Tensor
     intercept: torch.Tensor
@@ -159,6 +61,8 @@ class HeadEnsemble(nn.Module):
         networks: Sequence[Mapping[str, Any]],
         num_outputs: int = 1,
         link: str = "identity",
+        num_residues: int = 0,
+        kernels: Mapping[str, Sequence[int]] | None = None,
     ):
         super().__init__()
         self.widths = [*widths]
@@ -167,7 +71,10 @@ class HeadEnsemble(nn.Module):
         self.link = link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
         num_products = sum(a * b for *_, a, b in self.kept)
-        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products}
+        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products, RESIDUES: num_residues}
+        self.kernels = cast(MutableMapping[str, KernelMap], nn.ModuleDict())
+        for view, (rows, rank) in (kernels or {}).items():
+            self.add_kernel(view, KernelMap(rows, self.sizes[view], rank))
         for i, (width, rank) in enumerate(zip(widths, ranks)):
             self.register_buffer(f"basis_{i}", torch.zeros(width, rank))
         self.register_buffer("scales", torch.ones(self.sizes[DIRECTIONS]))
@@ -183,15 +90,39 @@ class HeadEnsemble(nn.Module):
         sizes: Sequence[int],
         form: str = PERCEPTRON,
         dropout: float = 0.0,
-    ) -> NetworkStack:
-        """Makes networks of a form that read `view`, with hidden layers of `sizes`."""
+    ) -> NetworkStack | NearestStack:
+        """Makes networks of a form that read `view`, with hidden layers of `sizes`; or what `FORMS` has else."""
         return FORMS[form].make(self, view, number, sizes, dropout)
 
-    def add(self, view: str, weight: float, stack: NetworkStack) -> None:
+    def add(self, view: str, weight: float, stack: NetworkStack | NearestStack) -> None:
         """Adds a member: the mean of the stack's networks, with this weight."""
         self.views.append(view)
         self.networks.append(stack.requires_grad_(False).eval())
         self.shares = torch.cat([self.shares, self.shares.new_tensor([weight])])
+
+    def add_kernel(self, view: str, kernel: KernelMap) -> None:
+        """Adds how rows are compared in a view; members may read it from here on, and both kernels once there are."""
+        self.kernels[view] = kernel
+        for name, compared in COMPARED.items():
+            if {*compared} <= {*self.kernels}:
+                self.sizes[name] = sum(self.kernels[one].rank for one in compared)
+
+    def read(self, view: str, features: torch.Tensor, residues: torch.Tensor | None) -> torch.Tensor:
+        """Maps what a row is to what members of `view` read: (n, size), float32.
+
+        Raises:
+            ArgumentError: `residues` are needed.
+        """
+        if view == FEATURES:
+            return features
+        if view == DIRECTIONS:
+            return self.directions(features)
+        if view == RESIDUES:
+            if residues is None:
+                raise ArgumentError("No residues: some heads of this model read them; its collator counts them.")
+            return residues.float()
+        blocks = [self.kernels[one](self.read(one, features, residues)) for one in COMPARED[view]]
+        return torch.cat(blocks, dim=1)
 
     def directions(self, features: torch.Tensor) -> torch.Tensor:
         """Maps (n, sum of widths), standardised, to (n, directions)."""
@@ -203,15 +134,15 @@ class HeadEnsemble(nn.Module):
             products.append(product.flatten(1))
         return torch.cat([*along, *products], dim=1) * self.scales
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Maps (n, sum of widths), standardised as by the head, float32, to float32: (n,) label units, or (n,
-        num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
-        return self.mix(features)[0]
+    def forward(self, features: torch.Tensor, residues: torch.Tensor | None = None) -> torch.Tensor:
+        """Maps (n, sum of widths), standardised as by the head, float32, and (n, num_residues), to float32: (n,) label
+        units, or (n, num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
+        return self.mix(features, residues)[0]
 
-    def mix(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def mix(self, features: torch.Tensor, residues: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Maps as `forward` does, and says how far members are apart: (n,), their squared distance from the sum."""
         with torch.autocast(features.device.type, enabled=False):
-            views = {FEATURES: features, DIRECTIONS: self.directions(features)}
+            views = {view: self.read(view, features, residues) for view in dict.fromkeys(self.views)}
             total = self.intercept.expand(features.shape[0], -1)
             members = []
             for view, weight, stack in zip(self.views, self.shares, self.networks):
@@ -253,10 +184,10 @@ class HeadEnsemble(nn.Module):
         """Returns what `AffinityConfig.ensemble` keeps: the arguments, besides `widths`."""
         networks = []
         for view, one in zip(self.views, self.networks):
-            stack = cast(NetworkStack, one)
+            stack = cast(NetworkStack | NearestStack, one)
             shapes = {
                 "view": view,
-                "number": len(stack.weights[0]),
+                "number": stack.number,
                 "sizes": stack.sizes,
                 "form": stack.form,
             }
@@ -266,7 +197,17 @@ class HeadEnsemble(nn.Module):
             "networks": networks,
             "num_outputs": self.num_outputs,
             "link": self.link,
+            "num_residues": self.sizes[RESIDUES],
+            "kernels": {view: [len(kernel.landmarks), kernel.rank] for view, kernel in self.kernels.items()},
         }
+
+    def drop_unread(self) -> None:
+        """Drops kernels that no member reads; to be called once all are added."""
+        read = {one for view in self.views for one in COMPARED.get(view, ())}
+        for view in {*self.kernels} - read:
+            del self.kernels[view]
+        if RESIDUES not in {*self.views} | read:
+            self.sizes[RESIDUES] = 0
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:

@@ -1,0 +1,1 @@
+"""Heads of several kinds, weighed."""
