@@ -72,7 +72,8 @@ def test_mixed_probabilities_are_better_than_shares_and_survive_the_folder(fit, 
     trainer.model.save_pretrained(tmp_path / "saved")
     again = AffinityModel.from_pretrained(tmp_path / "saved").eval()
     batch = {key: torch.randn(5, width) for key, width in again.embedding_sizes.items()}
-    logits = [one.eval()(embeddings=batch).logits for one in (trainer.model, again)]
+    residues = torch.randint(0, 3, (5, again.config.ensemble["num_residues"]))
+    logits = [one.eval()(embeddings=batch, residues=residues).logits for one in (trainer.model, again)]
     torch.testing.assert_close(*logits, rtol=0, atol=0)
 
 

@@ -61,9 +61,10 @@ def scored(make_trainer, splits):
 
 
 def test_every_baseline_that_the_data_allow_stands_beside_the_model_and_the_verdict_first(scored):
-    ridges = [f"{kind}{each}" for kind in ("one-hot ridge", "ridge on embeddings") for each in ("", " per heavy")]
-    ridges.insert(1, "nearest one-hot")
-    assert [*scored.scores] == ["model", "training mean", "mean by name", *ridges]
+    read = ["one-hot ridge", "nearest one-hot", "one-hot kernel ridge", "one-hot ridge per heavy"]
+    embedded = ["ridge on embeddings", "nearest embeddings", "kernel ridge on embeddings"]
+    alone = [f"{name} per heavy" for name in embedded[:2]]
+    assert [*scored.scores] == ["model", "training mean", "mean by name", *read, *embedded, *alone]
     assert scored.scores["training mean"]["spearman"]["value"] is None
     facts = scored.baselines
     assert facts["one-hot ridge"]["num_rows"] == 400
@@ -76,6 +77,17 @@ def test_every_baseline_that_the_data_allow_stands_beside_the_model_and_the_verd
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert (record["interval_by"], record["num_units"], record["num_effective_units"]) == (None, 80, 80)
     assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} < record.keys()
+
+
+def test_near_rows_that_cost_more_than_a_tenth_of_the_run_are_left_out_and_that_is_said(
+    make_trainer, splits, monkeypatch
+):
+    monkeypatch.setattr("hf_ext.baselines.fitted.PRODUCTS_PER_S", 1.0)
+    scored = score_split(make_trainer(), splits, "test", None, None)
+    assert not any(name.startswith("nearest") for name in scored.scores)
+    said = [note for note in scored.notes if note.startswith("No nearest ")]
+    assert [note.split(":")[0] for note in said] == ["No nearest one-hot", "No nearest embeddings"]
+    assert all(note.endswith("more than a tenth of the run so far.") for note in said)
 
 
 def test_rows_with_a_new_antibody_are_scored_apart(make_trainer, splits):
