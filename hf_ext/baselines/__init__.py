@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .ridge import solve_ridges
     from .zero_shot import (
         SubstitutionTable,
+        add_zero_shot,
         check_wild_type,
         load_masked_lm,
         score_rows,

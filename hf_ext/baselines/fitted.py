@@ -17,6 +17,7 @@ from ..data import (
     NumberColumns,
     SequenceCollator,
     SequenceFeatures,
+    Variants,
     draw_rows,
     label_array,
     read_columns,
@@ -127,7 +128,8 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     Penalties are chosen on `splits["validation"]`. Of classes frequencies take the place of the mean, and logistic
     regression that of ridge; of all labels but one number there are the rows with the nearest residues, too, and labels
     of residues have baselines of their own (`residue_baselines`). Columns beside sequences have a ridge of their own;
-    that on embeddings reads them, too.
+    that on embeddings reads them, too. Of variants of one protein there is one on what they substitute, and one on the
+    zero-shot scores of an encoder with a masked head.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -165,6 +167,8 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     known = [sample_rows(splits[each], seed, min(RIDGE_ROWS, most)) for each in ("train", "validation")]
     rows = _Rows.read([*known, asked], columns_of(trainer.data_collator), len(splits["train"]), kind)
     _add_sequence_ridges(baselines, kind, rows)
+    if trainer.data_collator.variants.column:
+        _add_substitutions(baselines, kind, rows, trainer.data_collator.variants)
     if numbers := trainer.data_collator.numbers:
         _add_number_ridge(baselines, kind, rows, numbers)
     _add_embedding_ridges(baselines, trainer, rows)
@@ -214,6 +218,18 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
             main = [of_main.transform(sequences) for sequences in chosen]
             make = partial(make_linear, kind, standardize=False)
             baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, make)
+
+
+def _add_substitutions(baselines: Baselines, kind: LabelKind, rows: _Rows, variants: Variants) -> None:
+    """Adds a linear model on what variants substitute, and one on their zero-shot scores alone, if there are some."""
+    read = {"substitutions": [variants.matrix(split) for split in rows.splits]}
+    if variants.table is not None:
+        read["zero-shot scores"] = [variants.scores(split) for split in rows.splits]
+        baselines.notes.append(f"{capitalize(kind.linear_name)} on substitutions reads zero-shot scores, too.")
+    for what, (train, validation, asked) in read.items():
+        linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
+        facts = {**rows.facts, **linear.summary()}
+        baselines.add(f"{kind.linear_name} on {what}", linear.predict(asked), **facts)
 
 
 def _add_number_ridge(baselines: Baselines, kind: LabelKind, rows: _Rows, numbers: NumberColumns) -> None:

@@ -9,7 +9,8 @@ vocabulary, as there. Over the 20 residues alone the differences would be the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data import STANDARD, ResidueTokenizer
+from ..data import STANDARD, ResidueTokenizer, Variants
 from ..errors import ArgumentError
 from ..evaluation import FloatArray
 from ..models import (
@@ -62,6 +63,24 @@ def zero_shot_table(
     except NoMaskedHeadError:
         return None
     return score_substitutions(model, load_tokenizer(name_or_path, revision), wild_type, by)
+
+
+def add_zero_shot(variants: Variants, config: Any, train: Any, device: str | torch.device) -> Variants:
+    """Adds the scores of the encoder that reads variants, by wild-type marginals, where it has a masked head.
+
+    Args:
+        train: rows by which numbers of variants are scaled.
+        config, device: the model's `AffinityConfig`, and where it computes.
+
+    Cost: of `zero_shot_table`, with a single pass.
+    """
+    for tower in config.tower_specs:
+        if [variants.column] in tower.inputs and {*variants.wild_type} <= {*STANDARD}:
+            spec = config.encoder_specs[tower.encoder]
+            table = zero_shot_table(spec.name_or_path, variants.wild_type, spec.revision, device, "wild_type")
+            if table is not None:
+                return replace(variants, table=table.tolist()).scaled(train)
+    return variants
 
 
 def load_masked_lm(

@@ -23,6 +23,7 @@ from .label_kind import add_masks, find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .split_report import describe_repeats, leak_report, repeat_report
 from .splits import SPLIT_FILE, draw_rows, keep_rows, split_rows, split_stream
+from .variants.features import Variants
 from .variants.wild_type import find_variants
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,15 @@ class LoadedData:
     """`splits` hold the sequence columns, `label` as `kind` has it (a number is float64), `bound` (int8, only where
     something is censored), the group, interval and id columns as text, and `source_row`; `report` is JSON-able and says
     what was read, changed, left out; with sentences for the user in `notes` and, about likely mistakes, in `warnings`.
-    `kind` says nothing where no labels were read; `numbers`: of columns beside sequences, as training rows have them.
+    `kind` says nothing where no labels were read; `numbers`: of columns beside sequences, as training rows have them;
+    `variants`: what training rows substitute in one protein, if anything.
     """
 
     splits: DatasetDict | IterableDatasetDict
     report: Report = field(default_factory=dict)
     kind: LabelKind = field(default_factory=Number)
     numbers: NumberColumns = field(default_factory=NumberColumns)
+    variants: Variants = field(default_factory=Variants)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..baselines import columns_of, pooled_features
-from ..data import MAX_FEATURES, RESIDUES, SequenceFeatures, draw_rows, label_array
+from ..data import MAX_FEATURES, RESIDUES, SequenceCollator, SequenceFeatures, draw_rows, label_array, read_column
 from ..errors import DataError
 from ..models import (
     FEATURES,
@@ -155,7 +155,7 @@ def _read_views(
     reads_more = objective.link == "identity" or len(features) * objective.num_outputs <= MAX_CLASS_LABELS
     if reads_more:
         most = min(MAX_FEATURES, int(np.sqrt(MAX_PRODUCTS / len(train))))
-        collator.residues = {"counts": SequenceFeatures.fit(train, columns_of(collator), most)}
+        collator.residues = _find_residues(train, collator, most)
         read = [collator.read_residues(rows) for rows in (train, validation)]
         residues = torch.from_numpy(np.concatenate(read)).float()
     ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, residues.shape[1])
@@ -169,6 +169,18 @@ def _read_views(
         parts = zip(features.split(8192), residues.split(8192))
         views[view] = torch.cat([ensemble.read(view, *part) for part in parts])
     return ensemble, {view: views[view] for view, size in ensemble.sizes.items() if size > 0}
+
+
+def _find_residues(train: Any, collator: SequenceCollator, most: int) -> dict[str, Any]:
+    """Chooses what is read off sequences: substitutions of variants, and counts of what these leave."""
+    variants = collator.variants
+    columns = columns_of(collator)
+    if not variants.column or len(variants) > most:
+        return {"counts": SequenceFeatures.fit(train, columns, most)}
+    lengths = {*map(len, read_column(train, variants.column))}
+    others = [name for name in columns if name != variants.column or lengths != {len(variants.wild_type)}]
+    counts = SequenceFeatures.fit(train, others, most - len(variants)) if others else None
+    return {"variants": variants, **({"counts": counts} if counts else {})}
 
 
 def make_folds(

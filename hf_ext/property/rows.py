@@ -79,7 +79,8 @@ def load_rows(
         return data
     train = data.splits["train"]
     columns = data_args.sequence_columns
-    data.report["notes"] += Variants.fit(train, **data.report["variants"]).describe()
+    data.variants = Variants.fit(train, **data.report["variants"])
+    data.report["notes"] += data.variants.describe()
     data.kind.check_sequences(columns, [len(train.unique(column)) for column in columns])
     missing = find_missing(data.splits, data_args.missing_chains)
     unused = [column for column in data_args.missing_chains if column not in missing]

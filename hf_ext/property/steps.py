@@ -12,6 +12,7 @@ import numpy as np
 from transformers.trainer_utils import TrainOutput
 
 from ..arguments import LoraArguments
+from ..baselines import add_zero_shot
 from ..data import LoadedData, check_inputs, make_demo_encoders
 from ..errors import ArgumentError
 from ..evaluation import MODEL, Requirement, ResamplingGroups, RowMetrics, check_requirements
@@ -156,6 +157,7 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
     collator = build_collator(model, data_args, model_args.max_length)
     if model_args.objective == LIKELIHOOD:
         set_wild_type(model, collator, data.loaded.report["variants"].get("wild_type", ""))
+    collator.variants = add_zero_shot(data.loaded.variants, model.config, data.splits["train"], args.device)
     rows = {**data.splits, "train": train_rows}
     data.loaded.report["inputs"] = check_inputs(collator, rows, data_args.dataset_name)
     run.log.info(describe_rows(data.loaded))

@@ -18,6 +18,7 @@ from ...pretrained import reading
 from ..arguments import NUMBERS, RESIDUES, DataArguments, TooLong
 from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE
+from ..variants.features import Variants
 from .number_columns import NumberColumns
 from .residue_counts import SequenceFeatures
 from .tokenization import ResidueTokenizer
@@ -25,7 +26,8 @@ from .windows import encode_windows, limit_of
 
 INPUTS_NAME = "inputs.json"
 OPTIONS = ("too_long", "missing_chains")
-SOURCES: dict[str, Any] = {"counts": SequenceFeatures}  # of what is read off sequences, by the name that is stored
+# Of what is read off sequences, by the name that is stored.
+SOURCES: dict[str, Any] = {"counts": SequenceFeatures, "variants": Variants}
 
 
 class SequenceCollator:
@@ -45,6 +47,7 @@ class SequenceCollator:
         optional_inputs: names of inputs all of whose columns may be "".
         num_residues: what each row must have, see `check_inputs`; None: any number.
         residues: what heads read off sequences beside embeddings, by name in `SOURCES`; nothing until some do.
+        variants: what training rows substitute in one protein, for heads and baselines that are fitted; not saved.
 
     Raises:
         DataError: (when called) an input is too long and `too_long` is "error".
@@ -65,6 +68,7 @@ class SequenceCollator:
         self.kind = kind
         self.numbers = numbers or NumberColumns()
         self.residues: dict[str, Any] = {}
+        self.variants = Variants()
         self.columns = {name: list(chains) for name, chains in columns.items()}
         self.too_long: TooLong = too_long
         self.missing_chains = [*missing_chains]
@@ -170,7 +174,7 @@ class SequenceCollator:
         return batch
 
     def read_residues(self, rows: Any) -> np.ndarray:
-        """Reads what heads read off sequences of rows, map-style or a list: (n, numbers), float16."""
+        """Reads what heads read off sequences of rows, map-style or a list: (n, numbers), float16 or float32."""
         return np.concatenate([source.matrix(rows) for source in self.residues.values()], axis=1)
 
     def count_tokens(self, dataset: object) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..columns import read_columns
 from ..proteins import STANDARD
+from ..splits import draw_rows
 from .substitutions import OTHER, Numbers, Substitutions, find_substitutions
 
 MAX_PAIRS = 2048  # of a position and a residue
+MAX_SCALED = 4096  # training rows whose numbers are scaled
+LEAST_DEVIATION = 0.05  # of a number that is the same in nearly all of these
 MIN_ROWS = 2  # that show a pair: of one, only its own row would learn
 # Of the residues of STANDARD: hydropathy (Kyte and Doolittle 1982), volume in cubic angstroms (Zamyatnin 1972), charge.
 SCALES = (
@@ -43,6 +46,7 @@ class Variants:
         positions: where training rows have a substitution, from 0.
         most: substitutions of a training row.
         table: zero-shot scores of all single substitutions, (residues of the wild type, 20 as in `STANDARD`); or None.
+        scales: factors of the numbers, one over their deviation in training rows; none: 1.
     """
 
     column: str = ""
@@ -51,6 +55,7 @@ class Variants:
     positions: Sequence[int] = ()
     most: int = 0
     table: Sequence[Sequence[float]] | None = None
+    scales: Sequence[float] = ()
 
     @classmethod
     def fit(
@@ -69,7 +74,17 @@ class Variants:
         rank = np.argsort(np.argsort(-times, kind="stable"))
         shown = pairs[(rank < MAX_PAIRS) & (times >= MIN_ROWS)].tolist()
         scores = None if table is None else np.asarray(table, np.float64).tolist()
-        return cls(column, wild_type, shown, np.unique(found.position).tolist(), int(found.counts.max()), scores)
+        made = cls(column, wild_type, shown, np.unique(found.position).tolist(), int(found.counts.max()), scores)
+        return made.scaled(train)
+
+    def scaled(self, train: Dataset | Sequence[Any]) -> Variants:
+        """Returns the same with scales of these rows: a kernel of unscaled numbers would see volumes alone."""
+        if not self.column:
+            return self
+        rows = draw_rows(len(train), 0, MAX_SCALED)
+        drawn = train.select(rows) if isinstance(train, Dataset) else [train[i] for i in rows]
+        deviations = replace(self, scales=()).matrix(drawn).std(axis=0)
+        return replace(self, scales=(1 / np.maximum(deviations, LEAST_DEVIATION)).tolist())
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> Variants:
@@ -89,7 +104,7 @@ class Variants:
 
         1 for each pair and each position that the row substitutes; then sums over its substitutions, of the changes of
         hydropathy, volume and charge, of BLOSUM62, of each residue that is put in, and of the table's scores if there
-        are; and their number. Of a sequence of another length all are 0.
+        are; and their number; each times its scale. Of a sequence of another length all are 0.
         """
         if not self.column:
             return np.zeros((len(rows), 0), np.float32)
@@ -102,7 +117,12 @@ class Variants:
         sums = np.zeros((len(rows), changes.shape[1]))
         np.add.at(sums, found.row, changes)
         marks = [_mark(found, _pair(found), self.pairs), _mark(found, found.position, self.positions)]
-        return np.column_stack([*marks, sums, np.maximum(found.counts, 0)]).astype(np.float32)
+        numbers = np.column_stack([*marks, sums, np.maximum(found.counts, 0)]).astype(np.float32)
+        return numbers * np.array(self.scales or 1, np.float32)
+
+    def scores(self, rows: Dataset | Sequence[Any]) -> NDArray[np.float32]:
+        """Sums the table's scores of what rows substitute, (n, 1)."""
+        return self.matrix(rows)[:, -2:-1]
 
     def describe(self) -> list[str]:
         """Describes the variants, in a sentence; in none where there are none."""
@@ -123,11 +143,11 @@ def _pair(found: Substitutions) -> Numbers:
     return found.position * (OTHER + 1) + found.letter
 
 
-def _mark(found: Substitutions, codes: Numbers, known: Sequence[int]) -> NDArray[np.float64]:
+def _mark(found: Substitutions, codes: Numbers, known: Sequence[int]) -> NDArray[np.float32]:
     """Marks by 1 which of the `known` codes, rising ones, each row has: (n, known)."""
     place = np.searchsorted(known, codes)
     place[~np.isin(codes, known)] = len(known)
-    marks = np.zeros((len(found.counts), len(known) + 1))
+    marks = np.zeros((len(found.counts), len(known) + 1), np.float32)
     marks[found.row, place] = 1
     return marks[:, :-1]
 
