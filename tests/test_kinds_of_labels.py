@@ -28,7 +28,7 @@ ALLOWED = {
     "models/affinity.py": (6, "embeddings of residues come with where rows end"),
     "models/towers.py": (1, "states of residues are not pooled"),
     "property/predictor.py": (1, "residues are batched by tokens, rows by number"),
-    "property/repeats/pooling.py": (4, "what was predicted for residues is a list for each row"),
+    "property/repeats/pooling.py": (3, "what was predicted for residues is a list for each row"),
     "property/dry_run.py": (2, "states of all residues are stored, and each has a label"),
     "training/embedding_cache.py": (2, "stores states of residues, or one embedding of each sequence"),
 }

@@ -111,7 +111,7 @@ def load_test(folder: str, args: DataArguments, settings: Any, explicit: Contain
     if run.record.task != "affinity":
         raise ArgumentError(f"--test_of {folder}: give the output folder of a run of hf-ext train.")
     given = ("sequence_columns", "missing_chains", "numeric_columns", "category_columns", "id_column")
-    for name in (*given, "label_column", "group_column"):
+    for name in settings_of_run.keys() & {*given, "label_column", "group_column"}:
         setattr(args, name, settings_of_run[name])
     for name in ("binder_threshold", "seed"):
         if name not in explicit:

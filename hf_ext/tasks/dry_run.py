@@ -104,7 +104,7 @@ class RowLengths:
     Attributes:
         num_rows: of each split; of a stream, how many of its first rows stand for all.
         mean, longest: input -> tokens of a training row, or of the windows in which it is read.
-        windows, most_windows: input -> in how many a training row is read, in the mean and at most.
+        windows, most_windows: input -> in how many a training row is read, in the mean and at most; nothing: in one.
         num_distinct: input -> distinct sequences in all splits; nothing of a stream.
     """
 
@@ -154,14 +154,14 @@ class Stage:
     def num_tokens(self) -> int:
         """Of all training rows."""
         windows = self.lengths.windows
-        tokens = sum(mean * windows[name] for name, mean in self.lengths.mean.items())
+        tokens = sum(mean * windows.get(name, 1) for name, mean in self.lengths.mean.items())
         return round(self.num_rows.get("train", 0) * tokens)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest training row, at most."""
         windows = self.lengths.most_windows
-        return sum(longest * windows[name] for name, longest in self.lengths.longest.items())
+        return sum(longest * windows.get(name, 1) for name, longest in self.lengths.longest.items())
 
 
 def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Mapping[str, Limit]) -> RowLengths:

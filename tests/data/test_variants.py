@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,8 +62,8 @@ def test_the_wild_type_is_the_first_row_or_the_most_frequent_residues_and_not_fo
     assert find_wild_type(strange) is None
     assert find_wild_type([WILD] * 9 + [mutate("M1A")]) is None  # two sequences are no variants
     starts = range(0, 30, 2)
-    far = ["".join("W" if (i - start) % 30 < 16 else letter for i, letter in enumerate(WILD)) for start in starts]
-    near = ["".join("W" if (i - start) % 30 < 15 else letter for i, letter in enumerate(WILD)) for start in starts]
+    far = ["".join("W" if (i - start) % 30 < 11 else letter for i, letter in enumerate(WILD)) for start in starts]
+    near = ["".join("W" if (i - start) % 30 < 10 else letter for i, letter in enumerate(WILD)) for start in starts]
     assert (find_wild_type([WILD, *far]), find_wild_type([WILD, *near])) == (None, WILD)
 
 
@@ -126,7 +127,7 @@ def test_rows_become_what_they_substitute_and_how_unlike_it_is():
     assert found.pairs == [0 * 21 + 0, 1 * 21 + 18]  # M1A and K2W, which two rows have
     assert found.positions == [0, 1, 25]
     rows = [{"chain": one} for one in (WILD, mutate("M1A:K2E"), mutate("T3G"), WILD[1:], "X" + WILD[1:])]
-    values = found.matrix(rows)
+    values = replace(found, scales=()).matrix(rows)
     # pairs, positions, then hydropathy (M 1.9, A 1.8, K -3.9, E -3.5), volume (162.9, 88.6, 168.6, 138.4), charge,
     # BLOSUM62 (M to A -1, K to E 1), A to Y, the table, the number
     assert values[1, :9] == pytest.approx([1, 0, 1, 1, 0, -0.1 + 0.4, -74.3 - 30.2, -2, 0])
@@ -136,8 +137,11 @@ def test_rows_become_what_they_substitute_and_how_unlike_it_is():
     assert not values[[0, 3]].any()  # the wild type, and another length
     assert values[4].tolist() == [0, 0, 1, *[0] * 27, 1]  # what is no residue is a substitution alone
     assert len(found) == values.shape[1] == 31
+    # Scaled by training rows: K2 changes in three of six, the table's scores are 0, -2, -2, 0, 0.5 and 0.
+    assert found.matrix(rows)[1, 3] == pytest.approx(1 / np.std([0, 0, 1, 1, 1, 0]))
+    assert found.scores(rows)[1, 0] == pytest.approx(-1.5 / np.std([0, -2, -2, 0, 0.5, 0]))
     again = Variants.from_state(json.loads(json.dumps(found.state())))
-    assert np.array_equal(again.matrix(rows), values)
+    assert np.array_equal(again.matrix(rows), found.matrix(rows))
     assert Variants.from_state(None).matrix(rows).shape == (5, 0)
     assert "column 'chain', 30 residues; training rows change 3 positions, at most 2 at once" in found.describe()[0]
 

@@ -201,7 +201,7 @@ def collate(model, rows):
     return make_batch(model, rows, sequence_columns=COLUMNS, missing_chains=["light"])
 
 
-@pytest.mark.parametrize("form", HEADS)
+@pytest.mark.parametrize("form", [form for form in HEADS if form != "likelihood"])
 def test_nothing_leaks_from_what_stands_in_the_place_of_a_missing_input(build, form):
     model = build(head_form=form)
     labels = torch.tensor([row["label"] for row in LACKING])

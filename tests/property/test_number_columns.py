@@ -194,7 +194,7 @@ def test_rows_that_a_model_cannot_read_are_refused_and_unknown_categories_said(r
     [
         ({"numeric_columns": ["label"]}, "none of --sequence_columns, --numeric_columns"),
         ({"numeric_columns": ["ph"], "category_columns": ["ph"]}, "none of --sequence_columns, --numeric_columns"),
-        ({"category_columns": ["part"], "split_column": "part"}, "and --split_column"),
+        ({"category_columns": ["part"], "split_column": "part"}, "and --mutation_column"),
         ({"numeric_columns": ["ph"], "sequence_columns": ["numbers"]}, "column 'numbers' is one that"),
         ({"numeric_columns": ["ph"], "streaming": True}, "drop --streaming"),
     ],

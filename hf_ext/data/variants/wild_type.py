@@ -18,7 +18,7 @@ from ..formats import FASTA_SUFFIXES, file_format, iter_tables
 from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from .substitutions import Substitutions, as_letters, find_substitutions
 
-MAX_SUBSTITUTIONS = 15  # of a variant, where the wild type is looked for
+MAX_SUBSTITUTIONS = 15  # of a variant, where the wild type is looked for, and at most a third of its residues
 MIN_SHARE = 0.5  # of the distinct sequences that have to be variants
 MAX_FARTHER = 1.05  # a table's first sequence is mostly the wild type, which others need not be nearest to
 MIN_VARIANTS = 5
@@ -32,9 +32,9 @@ _MUTATION = re.compile(f"([A-Z])([0-9]+)([{STANDARD}])").fullmatch
 def find_wild_type(sequences: Sequence[str]) -> str | None:
     """Finds the protein that most sequences are variants of; None where they are none.
 
-    At least half of the distinct sequences are as long and within 15 substitutions. It is the most frequent residue of
-    each position, or the first of these sequences where others are as near to that, up to 5 %. Where rows lie around
-    another centre, it need not be the natural protein.
+    At least half of the distinct sequences are as long and within 15 substitutions, or a third of their residues. It is
+    the most frequent residue of each position, or the first of these sequences where others are as near to that, up to
+    5 %. Where rows lie around another centre, it need not be the natural protein.
 
     Args:
         sequences: clean ones; empty ones do not count.
@@ -52,7 +52,7 @@ def find_wild_type(sequences: Sequence[str]) -> str | None:
     distances = np.array([(letters != as_letters([one], length)).sum(1) for one in candidates])
     centre, first = distances.mean(1)
     chosen = int(first <= MAX_FARTHER * centre)
-    near = np.mean(distances[chosen] <= MAX_SUBSTITUTIONS) * num
+    near = np.mean(distances[chosen] <= min(MAX_SUBSTITUTIONS, length // 3)) * num
     return candidates[chosen] if near >= MIN_SHARE * len(known) else None
 
 
