@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
         raise ArgumentError(f"--model {args.model}: {told}, which is not exported. Use hf-ext predict.")
     if (model.config.ensemble or {}).get("num_residues"):
         raise ArgumentError(
-            f"--model {args.model}: some of its mixed heads read residues beside embeddings, which is not exported. Use "
-            "hf-ext predict, or train with --head mlp."
+            f"--model {args.model}: some of its mixed heads read residues beside embeddings, which is not exported. "
+            "Use hf-ext predict, or train with --head mlp."
         )
     if bits := model.config.encoder_bits:
         raise ArgumentError(
