@@ -25,11 +25,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..arguments import option, parse_command
 from ..checkpoints import find_model, make_folder
-from ..data import LETTERS, RESIDUES, STANDARD, SequenceCollator
+from ..data import STANDARD, SequenceCollator
 from ..errors import ArgumentError
 from ..models import has_adapters
 from ..optional import require
@@ -81,6 +80,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if model.config.wild_type:
         told = "it ranks by the likelihood of a language model"
         raise ArgumentError(f"--model {args.model}: {told}, which is not exported. Use hf-ext predict.")
+    if (model.config.ensemble or {}).get("num_residues"):
+        raise ArgumentError(
+            f"--model {args.model}: some of its mixed heads read residues beside embeddings, which is not exported. "
+            "Use hf-ext predict, or train with --head mlp."
+        )
     if bits := model.config.encoder_bits:
         raise ArgumentError(
             f"--model {args.model}: encoders in {bits} bits cannot be exported. Train without that flag."
@@ -117,15 +121,12 @@ class Graph(nn.Module):
         self.model = predictor.model
         self.config = predictor.model.config  # which transformers' exporter reads
         self.tokenizers = predictor.collator.tokenizers
-        self.columns = predictor.collator.columns
-        self.counted = [one.state() for one in predictor.collator.residues.values()]
 
     def forward(self, sequences: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Predicts; rows without any residue in an input lack it."""
         kind = self.config.kind
         pooled = {}
         missing = {}
-        letters: dict[str, Tensor] = {}
         for name, tokens in sequences.items():
             frame = self.tokenizers[name].template
             ids = tokens["input_ids"]
@@ -139,42 +140,15 @@ class Graph(nn.Module):
             states = encoder(**tokens).last_hidden_state
             pooled[name] = self.model.pooling_of(name)(states, {**tokens, "residue_mask": residues})
             missing[name] = ~residues.any(1)
-            chain = _is_among(ids, frame.between).cumsum(1)
-            codes = torch.full_like(ids, -1)
-            for code, letter in sorted(enumerate(ascii_uppercase), key=lambda one: one[1] in STANDARD):
-                codes = torch.where(ids == int(self.tokenizers[name].table[ord(letter)]), code, codes)
-            for number, column in enumerate(self.columns[name]):
-                letters[column] = torch.where(residues & (chain.clamp(max=1) == number), codes, -1)
         if kind.per_residue:  # of one sequence
             logits = self.model.to_logits(self.model.head(states))
         else:
-            counts = [
-                count_residues(letters[state["names"][i]], length, codes)
-                for state in self.counted
-                for i, length, codes in state["columns"]
-            ]
-            beside = {RESIDUES: torch.cat(counts, dim=1)} if counts else {}
-            logits = self.model(embeddings=pooled, missing=missing, **beside).logits
+            logits = self.model(embeddings=pooled, missing=missing).logits
         if kind.num_classes is not None:
             logits = logits.softmax(-1)
         elif kind.has_probabilities:
             logits = logits.sigmoid()
         return {"prediction": logits}
-
-
-def count_residues(letters: Tensor, length: int | None, codes: Sequence[int]) -> Tensor:
-    """Counts as `SequenceFeatures` does, (n, codes), from the letters of a column, (n, tokens), -1 where there is none.
-
-    Two letters that a tokenizer reads as the same token are taken for the standard residue among them.
-    """
-    is_residue = letters >= 0
-    if length is not None:
-        found = (is_residue.cumsum(1) - 1) * LETTERS + letters
-    else:
-        behind = [functional.pad(letters, (0, shift), value=-1)[:, shift:] for shift in (1, 2)]
-        found = (letters * LETTERS + behind[0]) * LETTERS + behind[1]
-        is_residue = is_residue & (behind[0] >= 0) & (behind[1] >= 0)
-    return (torch.where(is_residue, found, -1)[..., None] == letters.new_tensor(codes)).sum(1)
 
 
 def _is_among(ids: Tensor, values: Sequence[int]) -> Tensor:

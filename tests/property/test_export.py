@@ -10,7 +10,7 @@ import pytest
 import torch
 from inside import build_affinity_model
 
-from hf_ext.data import RESIDUES, DataArguments, SequenceCollator, SequenceFeatures
+from hf_ext.data import DataArguments
 from hf_ext.errors import ArgumentError, MissingDependencyError
 from hf_ext.finished import export
 from hf_ext.labels import make_kind
@@ -67,6 +67,19 @@ def test_encoders_in_bits_are_refused(tmp_path, demo_encoders, monkeypatch):
         export.main(["--model", str(folder), "--output", str(tmp_path / "a.onnx")])
 
 
+def test_heads_that_read_residues_are_refused(tmp_path, demo_encoders, monkeypatch):
+    monkeypatch.setattr(export, "require", lambda *words: None)
+
+    def mix(model):
+        made = HeadEnsemble([*model.embedding_sizes.values()], [2], [], num_residues=3)
+        made.add("residues", 1.0, made.make_stack("residues", 1, []))
+        model.set_ensemble(made)
+
+    folder = save(tmp_path / "model", [demo_encoders[1]], ["sequence"], prepare=mix)
+    with pytest.raises(ArgumentError, match=r"mixed heads read residues .* not exported.* --head mlp"):
+        export.main(["--model", folder, "--output", str(tmp_path / "a.onnx")])
+
+
 @pytest.mark.nightly
 def test_pairs_that_lack_chains_and_adapters_are_in_one_file(tmp_path, demo_encoders):
     pytest.importorskip("onnxruntime")
@@ -111,42 +124,6 @@ def test_an_ensemble_is_in_the_file(tmp_path, demo_encoders):
         model.set_ensemble(ensemble)
 
     folder = save(tmp_path / "model", [*demo_encoders], prepare=mix, tower_inputs=["heavy,light", "antigen"])
-    path = export.main(["--model", folder, "--output", str(tmp_path / "a.onnx")])
-    expected = AffinityPredictor.from_pretrained(folder).predict(ROWS)
-    assert np.ptp(expected) > 1e-2
-    assert np.allclose(run_script(path, ROWS), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("texts", [["ACDA", "AYDA", "AYEC"], ["ACDACD", "AYD", "CDACDA"]])
-def test_a_file_counts_residues_as_training_did(texts):
-    rows = [{"seq": text} for text in texts]
-    counts = SequenceFeatures.fit(rows, ["seq"], 2048)
-    ((_, length, codes),) = counts.state()["columns"]
-    letters = torch.full((3, 9), -1)
-    for i, text in enumerate(texts):
-        letters[i, 1 : 1 + len(text)] = torch.tensor([ord(letter) - ord("A") for letter in text])
-    found = export.count_residues(letters, length, codes)
-    assert found.tolist() == counts.matrix(rows).tolist()
-    assert found.sum() > 0
-    assert export.count_residues(letters.roll(1, 0), length, codes).tolist() != found.tolist()
-
-
-@pytest.mark.nightly
-def test_heads_that_read_residues_are_in_the_file(tmp_path, demo_encoders):
-    pytest.importorskip("onnxruntime")
-    counts = SequenceFeatures.fit([{**dict(zip(ROWS, one))} for one in zip(*ROWS.values())], COLUMNS, 2048)
-
-    def mix(model):
-        made = HeadEnsemble([*model.embedding_sizes.values()], [2, 3], [], num_residues=counts.num_features)
-        stack = made.make_stack(RESIDUES, 1, [])
-        torch.nn.init.normal_(stack.weights[0])
-        made.add(RESIDUES, 1.0, stack)
-        model.set_ensemble(made)
-
-    folder = save(tmp_path / "model", [*demo_encoders], prepare=mix, tower_inputs=["heavy+light", "antigen"])
-    collator = SequenceCollator.from_pretrained(folder)
-    collator.residues = {"counts": counts}
-    collator.save_pretrained(folder)
     path = export.main(["--model", folder, "--output", str(tmp_path / "a.onnx")])
     expected = AffinityPredictor.from_pretrained(folder).predict(ROWS)
     assert np.ptp(expected) > 1e-2
