@@ -16,34 +16,34 @@ from hf_ext.trainer import FastTrainer
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
     ".": (1701, 14),
-    "arguments": (674, 7),
-    "baselines": (870, 9),
-    "checkpoints": (1399, 11),
-    "comparing": (914, 8),
-    "data": (3260, 27),
+    "arguments": (675, 7),
+    "baselines": (969, 9),
+    "checkpoints": (1398, 11),
+    "comparing": (923, 8),
+    "data": (3735, 32),
     "doctor": (790, 7),
-    "embeddings": (569, 6),
-    "evaluation": (2246, 21),
-    "finished": (1064, 12),
-    "generation": (2025, 18),
-    "heads": (982, 10),
+    "embeddings": (580, 6),
+    "evaluation": (2250, 21),
+    "finished": (1190, 13),
+    "generation": (2024, 18),
+    "heads": (1149, 11),
     "hub": (215, 4),
-    "labels": (1747, 14),
+    "labels": (1744, 14),
     "masked_lm": (529, 7),
     "memory": (645, 7),
-    "models": (3343, 30),
+    "models": (3501, 33),
     "processes": (219, 4),
-    "property": (2315, 17),
-    "reporting": (2110, 14),
+    "property": (2316, 17),
+    "reporting": (2135, 14),
     "saving": (748, 6),
-    "speedups": (1969, 18),
+    "speedups": (1958, 18),
     "tasks": (468, 5),
     "text": (320, 4),
-    "training": (2289, 17),
+    "training": (2288, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 315_020, 9.43
+TOKENS, TOKENS_PER_LINE = 324_910, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
@@ -55,6 +55,8 @@ LONG = {
     "saving/saver.py": "a save from its start to its end",
     "generation/sampling.py": "one way to draw, with its arguments",
     "labels/kind.py": "one class: all that a kind of label answers",
+    "data/arguments.py": "what can be said of a table and its columns, once",
+    "data/loading.py": "rows from their source to their splits",
     "property/predictor.py": "one class: a model or several, and all that is asked of them from Python",
 }
 # Files of fewer than 60: what starts a program, or is imported before anything heavy.

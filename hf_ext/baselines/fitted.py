@@ -220,7 +220,12 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
             baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, make)
 
 
-def _add_substitutions(baselines: Baselines, kind: LabelKind, rows: _Rows, variants: Variants) -> None:
+def _add_substitutions(
+    baselines: Baselines,
+    kind: LabelKind,
+    rows: _Rows,
+    variants: Variants,
+) -> None:
     """Adds a linear model on what variants substitute, and one on their zero-shot scores alone, if there are some."""
     read = {"substitutions": [variants.matrix(split) for split in rows.splits]}
     if variants.table is not None:

@@ -65,7 +65,12 @@ def zero_shot_table(
     return score_substitutions(model, load_tokenizer(name_or_path, revision), wild_type, by)
 
 
-def add_zero_shot(variants: Variants, config: Any, train: Any, device: str | torch.device) -> Variants:
+def add_zero_shot(
+    variants: Variants,
+    config: Any,
+    train: Any,
+    device: str | torch.device,
+) -> Variants:
     """Adds the scores of the encoder that reads variants, by wild-type marginals, where it has a masked head.
 
     Args:
@@ -172,7 +177,11 @@ def score_substitutions(
     return scores - scores[range(length), own, None]
 
 
-def score_rows(table: SubstitutionTable, wild_type: str, sequences: Sequence[str]) -> FloatArray:
+def score_rows(
+    table: SubstitutionTable,
+    wild_type: str,
+    sequences: Sequence[str],
+) -> FloatArray:
     """Scores rows: (n,) float64, each the sum over its substitutions, 0 of the wild type.
 
     NaN of a row that is not as long as the wild type, and where another letter than the 20 takes a residue's place.

@@ -109,7 +109,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     return folder
 
 
-def load_rows(own: ScoreVariantsArguments, reading: ReadingArguments, folder: Path) -> tuple[Any, list[str], str]:
+def load_rows(
+    own: ScoreVariantsArguments,
+    reading: ReadingArguments,
+    folder: Path,
+) -> tuple[Any, list[str], str]:
     """Loads variants with all columns, and labels if asked for; returns them, their sequences, and the wild type.
 
     Raises:
@@ -133,7 +137,12 @@ def load_rows(own: ScoreVariantsArguments, reading: ReadingArguments, folder: Pa
     return loaded, loaded.table[own.sequence_column][:], wild_type
 
 
-def write_scores(own: ScoreVariantsArguments, rows: tuple[Any, list[str], str], table: np.ndarray, path: Path) -> None:
+def write_scores(
+    own: ScoreVariantsArguments,
+    rows: tuple[Any, list[str], str],
+    table: np.ndarray,
+    path: Path,
+) -> None:
     """Writes the scores of `load_rows`, and says how many rows have none and how well scores order labels."""
     from ..baselines import score_rows
     from ..data import SOURCE_ROW, label_array

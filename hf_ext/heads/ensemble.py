@@ -59,7 +59,12 @@ class Fitted:
     stds: FloatArray | None = None
 
 
-def fit_ensemble(trainer: FastTrainer, splits: Mapping[str, Any], groups: Groups, adopts: bool = False) -> Fitted:
+def fit_ensemble(
+    trainer: FastTrainer,
+    splits: Mapping[str, Any],
+    groups: Groups,
+    adopts: bool = False,
+) -> Fitted:
     """Fits the library on the embeddings of `trainer.model`'s encoders, and gives it the weighted sum.
 
     Members: ridge or logistic regressions of several alphas on the features, on their principal directions and

@@ -29,7 +29,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def resolve_likelihood(args: ModelArguments, training: FastTrainingArguments, data_args: DataArguments) -> str:
+def resolve_likelihood(
+    args: ModelArguments,
+    training: FastTrainingArguments,
+    data_args: DataArguments,
+) -> str:
     """Sets what goes with `--objective likelihood` where the user did not: encoders that train, loss, learning rate.
 
     Args:
@@ -68,7 +72,11 @@ def resolve_likelihood(args: ModelArguments, training: FastTrainingArguments, da
     return f"Likelihood: {used}, and the loss ranks the rows of a batch."
 
 
-def set_wild_type(model: AffinityModel, collator: SequenceCollator, wild_type: str) -> None:
+def set_wild_type(
+    model: AffinityModel,
+    collator: SequenceCollator,
+    wild_type: str,
+) -> None:
     """Gives a model the wild type of the rows, and its collator the length.
 
     Raises:

@@ -129,7 +129,13 @@ class StopUnused(TrainerCallback):
     ) -> None:
         self.on_save(args, state, control)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
         if (state.epoch or 0.0) >= UNUSED_EPOCHS:
             control.should_training_stop = True
 

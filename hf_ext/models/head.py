@@ -231,7 +231,11 @@ class GatedLayer(nn.Module):
         return self.output(self.dropout(nn.functional.glu(self.units_and_gates(features))))
 
 
-def score_variants(encoder: nn.Module, wild_type: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
+def score_variants(
+    encoder: nn.Module,
+    wild_type: Sequence[int],
+    batch: Mapping[str, Tensor],
+) -> Tensor:
     """Sums over substitutions log p(residue) - log p(wild type's), both given the wild type: (n, 1), float32.
 
     The wild type's own score is 0. Rows of another length have NaN.

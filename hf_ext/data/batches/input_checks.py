@@ -88,7 +88,12 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
     return report
 
 
-def _list_rows(splits: Facts, columns: Sequence[str], is_listed: Callable[[int], bool], what: str) -> str:
+def _list_rows(
+    splits: Facts,
+    columns: Sequence[str],
+    is_listed: Callable[[int], bool],
+    what: str,
+) -> str:
     """Lists rows whose number of residues `is_listed`: how many are `what`, and the first ones."""
     found = []
     for split_name, split in splits.items():

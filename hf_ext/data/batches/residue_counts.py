@@ -48,7 +48,12 @@ class SequenceFeatures:
     Cost: goes with the distinct sequences: 2 s for 50,000 of 250 residues; `transform` returns 4 kB a row at most.
     """
 
-    def __init__(self, train: Columns, others: Sequence[Columns] = (), most: int = MAX_FEATURES) -> None:
+    def __init__(
+        self,
+        train: Columns,
+        others: Sequence[Columns] = (),
+        most: int = MAX_FEATURES,
+    ) -> None:
         varying = [i for i, column in enumerate(train) if len(set(column)) > 1]
         self.names: list[str] = []
         self._columns: dict[int, _Column] = {}

@@ -143,7 +143,11 @@ def _pair(found: Substitutions) -> Numbers:
     return found.position * (OTHER + 1) + found.letter
 
 
-def _mark(found: Substitutions, codes: Numbers, known: Sequence[int]) -> NDArray[np.float32]:
+def _mark(
+    found: Substitutions,
+    codes: Numbers,
+    known: Sequence[int],
+) -> NDArray[np.float32]:
     """Marks by 1 which of the `known` codes, rising ones, each row has: (n, known)."""
     place = np.searchsorted(known, codes)
     place[~np.isin(codes, known)] = len(known)
