@@ -17,16 +17,16 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1701, 14),
     "arguments": (675, 7),
-    "baselines": (969, 9),
+    "baselines": (970, 9),
     "checkpoints": (1398, 11),
     "comparing": (923, 8),
-    "data": (3735, 32),
+    "data": (3733, 32),
     "doctor": (790, 7),
     "embeddings": (580, 6),
     "evaluation": (2250, 21),
     "finished": (1190, 13),
     "generation": (2024, 18),
-    "heads": (1149, 11),
+    "heads": (1150, 11),
     "hub": (215, 4),
     "labels": (1744, 14),
     "masked_lm": (529, 7),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 324_910, 9.43
+TOKENS, TOKENS_PER_LINE = 324_940, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -31,7 +31,11 @@ def test_the_demo_says_it_is_generated_and_writes_everything(demo):
 
 def test_the_demo_learns_and_shows_trivial_baselines(demo):
     scores = demo.results["test"]["scores"]
-    assert set(scores) == {"model", "training mean", "one-hot ridge", "nearest one-hot", "ridge on embeddings"}
+    of_residues = {"one-hot ridge", "one-hot kernel ridge", "ridge on substitutions"}
+    of_embeddings = {"ridge on embeddings", "kernel ridge on embeddings"}
+    assert set(scores) - {"nearest one-hot", "nearest embeddings"} == {  # near rows where time allows it
+        *("model", "training mean", *of_residues, *of_embeddings)
+    }
     assert scores["model"]["spearman"]["low"] > 0.5
     assert scores["model"]["rmse"]["high"] < scores["training mean"]["rmse"]["low"]
     assert scores["training mean"]["spearman"]["value"] is None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,7 +69,7 @@ def zero_shot_table(
 def add_zero_shot(
     variants: Variants,
     config: Any,
-    train: Any,
+    train: Dataset,
     device: str | torch.device,
 ) -> Variants:
     """Adds the scores of the encoder that reads variants, by wild-type marginals, where it has a masked head.

@@ -156,11 +156,7 @@ def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -
     return side
 
 
-def _variant_sides(
-    changes: Substitutions,
-    args: DataArguments,
-    notes: list[str],
-) -> np.ndarray:
+def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]) -> np.ndarray:
     """Assigns rows: those with most substitutions test ("mutations"), or each position is of one split ("position").
 
     Left out are rows with positions of several splits, and of another length than the wild type, which itself trains.

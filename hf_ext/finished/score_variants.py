@@ -126,8 +126,8 @@ def load_rows(
         **vars(reading), sequence_columns=[own.sequence_column], label_column=labels, task="regression"
     )
     rejected = folder / REJECTED_FILE
-    loaded: Any = load_sequences(args, rejected=rejected, keeps_columns=True, needs_labels=bool(own.label_column))
-    if SCORE in loaded.as_read.column_names:
+    loaded = load_sequences(args, rejected=rejected, keeps_columns=True, needs_labels=bool(own.label_column))
+    if loaded.as_read and SCORE in loaded.as_read.column_names:
         raise DataError(f"{reading.dataset_name} has a column {SCORE}, which is written here. Rename yours.")
     wild_type = find_variants(loaded.table, args).get("wild_type")
     if wild_type is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
 
 from ..baselines import columns_of, pooled_features
@@ -176,7 +177,7 @@ def _read_views(
     return ensemble, {view: views[view] for view, size in ensemble.sizes.items() if size > 0}
 
 
-def _find_residues(train: Any, collator: SequenceCollator, most: int) -> dict[str, Any]:
+def _find_residues(train: Dataset, collator: SequenceCollator, most: int) -> dict[str, Any]:
     """Chooses what is read off sequences: substitutions of variants, and counts of what these leave."""
     variants = collator.variants
     columns = columns_of(collator)

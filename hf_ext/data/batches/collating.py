@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer
 
 from ...errors import DataError
@@ -173,7 +174,7 @@ class SequenceCollator:
             batch["sequences"] = {name: self.encode_rows(name, rows) for name in live}
         return batch
 
-    def read_residues(self, rows: Any) -> np.ndarray:
+    def read_residues(self, rows: Dataset | Sequence[Any]) -> np.ndarray:
         """Reads what heads read off sequences of rows, map-style or a list: (n, numbers), float16 or float32."""
         return np.concatenate([source.matrix(rows) for source in self.residues.values()], axis=1)
 

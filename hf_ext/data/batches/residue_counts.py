@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from datasets import Dataset
 from numpy.typing import NDArray
 
 from ...errors import DataError
@@ -73,7 +74,7 @@ class SequenceFeatures:
         self.name = " and ".join(sorted(kinds, reverse=True))
 
     @classmethod
-    def fit(cls, train: Any, names: Sequence[str], most: int) -> SequenceFeatures:
+    def fit(cls, train: Dataset, names: Sequence[str], most: int) -> SequenceFeatures:
         """Chooses counts by the columns `names` of training rows, map-style, at most `most`; reads no others."""
         made = cls([*zip(*read_columns(train, names))], most=most)
         made.names = [*names]
@@ -97,7 +98,7 @@ class SequenceFeatures:
         """Counts of a row."""
         return sum(len(column.codes) for column in self._columns.values())
 
-    def matrix(self, rows: Any) -> NDArray[np.float16]:
+    def matrix(self, rows: Dataset | Sequence[Any]) -> NDArray[np.float16]:
         """Counts residues of rows, map-style or a list: (n, num_features); after `fit`."""
         read = read_columns(rows, self.names)
         return self.transform([[row[i] for row in read] for i in range(len(self.names))])
