@@ -34,6 +34,7 @@ SETS = {
 }
 SIDES = {"default": [], "likelihood": ["--objective", "likelihood"]}
 WITH_HEAD = ("her2",)  # a masked one
+TOO_FEW = [("her2", 512)]  # of its 420 rows
 NUM_TESTED = 1_000
 
 
@@ -99,7 +100,7 @@ def main() -> None:
         for num in given.labels
         for name in given.only
         for side in given.sides
-        if side == "default" or name in WITH_HEAD
+        if (side == "default" or name in WITH_HEAD) and (name, num) not in TOO_FEW
     ]
     for name, side, num, seed in asked:
         known = any((one["data"], one["side"], one["labels"], one["seed"]) == (name, side, num, seed) for one in done)

@@ -3,9 +3,9 @@
 python benchmarks/folds_and_seeds.py DATA ENCODER WORK [--only GB1 HER2] [--rows 400]
 
 DATA has gb1.csv.gz (FLIP), her2.csv.gz (heavy, pKd) and secondary_structure.csv.gz; ENCODER is a folder or a Hub id.
-Rows without a label are left out, and of secondary structure 1,500 proteins are drawn. Runs go to WORK, where a command
-that was killed goes on; the result is written to `results/folds_and_seeds.json` after each. `--rows` draws so many of
-each, for a try, and writes to WORK instead.
+Rows without a label are left out; of GB1 2,000 rows are drawn, of secondary structure 500. Runs go to WORK, where a
+command that was killed goes on; the result is written to `results/folds_and_seeds.json` after each. `--rows` draws so
+many of each, for a try, and writes to WORK instead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ RESULT = Path(__file__).resolve().parent / "results" / "folds_and_seeds.json"
 # Data, its column of labels, how many rows are drawn, and words of the run.
 SETS = {
     "HER2": ("her2.csv.gz", "pKd", None, "--sequence_columns heavy"),
-    "GB1": ("gb1.csv.gz", "target", None, ""),
-    "secondary structure": ("secondary_structure.csv.gz", "labels", 1500, "--mask_column resolved"),
+    "GB1": ("gb1.csv.gz", "target", 2000, ""),
+    "secondary structure": ("secondary_structure.csv.gz", "labels", 500, "--mask_column resolved"),
 }
 METRICS = ("spearman", "rmse", "accuracy", "mcc")
 KEPT = ("value", "low", "high", "interval_by", "num_units")

@@ -17,6 +17,22 @@ from hf_ext.text import format_markdown_table as table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Rows = list[list[str]]
+SCHMIRLER = "Schmirler et al., Nature Communications 2024"
+PUBLISHED = {  # set of default_runs.json -> metric, what is published of frozen and of fine-tuned encoders, by whom
+    "gb1": ("spearman", "0.818 +- 0.004", "0.883 +- 0.010", SCHMIRLER),
+    "stability": ("spearman", "0.750 +- 0.020", "0.765 +- 0.020", SCHMIRLER),
+    "secondary structure": ("accuracy", "0.753", "0.761", SCHMIRLER),
+    "remote homology": ("accuracy", "-", "0.21 (another transformer)", "TAPE, Rao et al. 2019"),
+}
+OF_FEW = {  # predictors of a run on few labels -> as the table calls them
+    "model": "default",
+    "one-hot ridge": "one-hot ridge",
+    "3-mer ridge": "3-mer ridge",
+    "ridge on substitutions": "substitutions",
+    "zero-shot scores": "zero-shot",
+    "ridge on embeddings": "embeddings",
+    "kernel ridge on embeddings": "kernel, embeddings",
+}
 
 
 def read(name: str) -> Any:
@@ -103,6 +119,52 @@ def replay() -> str:
         rows.append([f"{name}, {runs[0]['num_hits']} hits", strategy, len(runs), *counts, *cells])
     rounds = [f"round {i}" for i in range(1, len(rows[0]) - 5)]
     return table(rows, ["set", "next batch", "draws", "start", *rounds, "calibration error", "Spearman with errors"])
+
+
+def windows() -> str:
+    """Proteins above a limit that was made small: cut, in windows, and read whole; the difference, row by row."""
+    found = read("windows")
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        sets.setdefault(run["data"], []).append(run)
+    rows = []
+    for name, runs in sets.items():
+        (metric, *_) = runs[0]["scores"]
+        cells = [
+            mean_and_spread([run["scores"][metric] for run in runs if run["way"] == way])
+            for way in ("truncate", "window", "as they are")
+        ]
+        pairs = [one for one in found["paired"] if (one["data"], one["against"]) == (name, "truncate")]
+        gains = "; ".join("{improvement:+.3f} [{low:+.3f}, {high:+.3f}]".format(**one) for one in pairs)
+        rows.append([name, metric, *cells, gains])
+    return table(rows, ["data", "metric", "cut", "in windows", "whole", "windows less cut, by seed"])
+
+
+def few_labels() -> str:
+    """Spearman of runs on few labels: as they are, by likelihood, and each run's baselines; the mean over draws."""
+    sets: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for run in read("few_labels")["runs"]:
+        sets.setdefault((run["data"], run["labels"]), []).append(run)
+    rows = []
+    for (name, num), runs in sets.items():
+        own = [run["scores"] for run in runs if run["side"] == "default"]
+        other = [run["scores"]["model"]["spearman"] for run in runs if run["side"] == "likelihood"]
+        of = {who: [one.get(who, {}).get("spearman") for one in own] for who in OF_FEW}
+        cells = [mean_and_spread(values) if None not in values else "-" for values in of.values()]
+        rows.append([name, num, len(own), *cells, mean_and_spread(other) if other else "-"])
+    return table(rows, ["data", "labels", "draws", *OF_FEW.values(), "likelihood"])
+
+
+def published() -> str:
+    """What others report of ESM-2 8M on the same splits, beside runs without a setting, encoder frozen."""
+    rows = []
+    for name, (metric, frozen, tuned, source) in PUBLISHED.items():
+        runs = [one for one in read("default_runs")["runs"] if (one["data"], one["asked"]) == (name, "auto")]
+        own = mean_and_spread([run["scores"]["model"][metric]["value"] for run in runs])
+        rows.append([name, metric, frozen, tuned, own, f"{mean(run['cpu_s'] for run in runs):.0f} s", source])
+    return table(
+        rows, ["data", "metric", "published, frozen", "published, fine-tuned", "ours, frozen", "CPU time", "source"]
+    )
 
 
 def folds_and_seeds() -> str:
@@ -702,7 +764,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         made.__name__: made
         for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
-    "folds_and_seeds": folds_and_seeds,
+    **{made.__name__: made for made in (folds_and_seeds, windows, few_labels, published)},
     **{made.__name__: made for made in (faults, replay, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made

@@ -171,7 +171,7 @@ def test_what_cannot_be_scored_is_refused_with_its_reason(run, tables, demo_enco
     column = ["--mutation_column", "variant"]
     for error, told, words, more in (
         (ArgumentError, "saved with its masked head", [], {"encoder": demo_encoders[1]}),
-        (ArgumentError, "has other letters than ACDEF", [], {"wild_type": "MKBT"}),
+        (ArgumentError, "no sequence of the 20 residues", [], {"wild_type": "MKBT"}),
         (DataError, "holds 2 sequences", [], {"wild_type": str(tables / "two.fasta")}),
         (DataError, "No such file", [], {"wild_type": str(tables / "none.fasta")}),
         (ArgumentError, "not empty", ["--output", str(tables)], {}),

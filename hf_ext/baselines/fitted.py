@@ -28,7 +28,7 @@ from ..text import capitalize, seconds
 from .by_kind import KernelBaseline, NearestBaseline, make_linear, predict_constant
 from .embedded import Encode, encode_as_before, pooled_features
 from .partners import find_partner, predict_by_partner
-from .ridge import predict_group_means
+from .ridge import RidgeBaseline, predict_group_means
 
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
@@ -128,8 +128,8 @@ def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: st
     Penalties are chosen on `splits["validation"]`. Of classes frequencies take the place of the mean, and logistic
     regression that of ridge; of all labels but one number there are the rows with the nearest residues, too, and labels
     of residues have baselines of their own (`residue_baselines`). Columns beside sequences have a ridge of their own;
-    that on embeddings reads them, too. Of variants of one protein there is one on what they substitute, and one on the
-    zero-shot scores of an encoder with a masked head.
+    that on embeddings reads them, too. Of variants of one protein there is one on what they substitute, and of numbers
+    the zero-shot scores of an encoder with a masked head, scaled to the labels.
 
     Args:
         trainer: a `FastTrainer` whose model is trained.
@@ -226,15 +226,19 @@ def _add_substitutions(
     rows: _Rows,
     variants: Variants,
 ) -> None:
-    """Adds a linear model on what variants substitute, and one on their zero-shot scores alone, if there are some."""
-    read = {"substitutions": [variants.matrix(split) for split in rows.splits]}
+    """Adds a linear model on what variants substitute, and of numbers their zero-shot scores, if there are some."""
+    train, validation, asked = (variants.matrix(split) for split in rows.splits)
+    linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
+    facts = {**rows.facts, **linear.summary()}
+    baselines.add(f"{kind.linear_name} on substitutions", linear.predict(asked), **facts)
     if variants.table is not None:
-        read["zero-shot scores"] = [variants.scores(split) for split in rows.splits]
         baselines.notes.append(f"{capitalize(kind.linear_name)} on substitutions reads zero-shot scores, too.")
-    for what, (train, validation, asked) in read.items():
-        linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
-        facts = {**rows.facts, **linear.summary()}
-        baselines.add(f"{kind.linear_name} on {what}", linear.predict(asked), **facts)
+    if variants.table is not None and isinstance(linear, RidgeBaseline):
+        # In the order that the encoder gives rows, whatever the labels say: these set mean and scale alone.
+        known, wanted = (variants.scores(rows.splits[i])[:, 0].astype(np.float64) for i in (0, 2))
+        scale = rows.labels[0].std() / max(known.std(), 1e-12)
+        predicted = rows.labels[0].mean() + scale * (wanted - known.mean())
+        baselines.add("zero-shot scores", predicted, **rows.facts, kind="zero-shot")
 
 
 def _add_number_ridge(baselines: Baselines, kind: LabelKind, rows: _Rows, numbers: NumberColumns) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +94,18 @@ def predict_table(
     predictions = []
     spreads = []
     reaches = []
-    for one in chain([model], map(load_model, others)):
-        if one is not model:
-            bind_vectors(one, own.embeddings, {"rows": rows}, data_args)
-        with predicting(one, collator, args) as trainer:
+    for one in (folder, *others):
+        if one != folder:
+            model = load_model(one)
+            bind_vectors(model, own.embeddings, {"rows": rows}, data_args)
+        with predicting(model, collator.for_member(one), args) as trainer:
             found = trainer.predict(rows, ignore_keys=[])
         stds = unpack_std(found)
         outputs: Any = found.predictions if stds is None else found.predictions[0]
         predictions.append(kind.read_outputs(check_predictions(np.asarray(outputs))))
         spreads.append(stds)
         if own.interval is not None:
-            reaches.append(half_width(one.config.prediction_intervals, own.interval, stds))
+            reaches.append(half_width(model.config.prediction_intervals, own.interval, stds))
     predicted = average(predictions)
     stds = mix_spreads(predictions, spreads)
     columns = {**kind.prediction_columns(predicted), **std_column(stds)}

@@ -95,7 +95,7 @@ class ScoredModel:
         for folder in self.members:
             model = load_model(folder)
             bind_vectors(model, embeddings if model.config.reads_vectors else None, {"rows": rows}, data_args)
-            with predicting(model, self.collator, args) as trainer:
+            with predicting(model, self.collator.for_member(folder), args) as trainer:
                 outputs = check_predictions(unpack_labelled(trainer.predict(rows), kind)[0])
             found.append(kind.to_predictions(outputs))
         return average(found)

@@ -109,7 +109,7 @@ def test_a_column_of_mutations_makes_the_sequences_and_wrong_ones_are_named_with
     assert "A1G" in (tmp_path / "rejected_rows.csv").read_text()
     for given, message in (
         ({}, "--mutation_column mutant: of what"),
-        ({"wild_type": "M1A"}, "no sequence of residues"),
+        ({"wild_type": "M1A"}, "no sequence of the 20 residues"),
     ):
         with pytest.raises(ArgumentError, match=message):
             read(**given)
@@ -191,6 +191,7 @@ def test_folds_are_of_positions_where_rows_have_one_and_refused_elsewhere():
     for number in range(1, 6):
         parts, _ = divide(words, "position:modulo", fold=Fold("5", str(number)))
         assert shared(parts) == []
+        assert len(parts["validation"]) > 10  # not the wild type alone
         tested += [{position % 5 for position in positions_of(parts["test"])}]
     assert sorted(map(sorted, tested)) == [[0], [1], [2], [3], [4]]  # ProteinGym's
     for rule in ("position", "mutations"):

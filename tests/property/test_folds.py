@@ -15,6 +15,7 @@ from hf_ext.checkpoints import find_members, find_model
 from hf_ext.data import DataArguments, Fold, find_folds, find_whole, splits
 from hf_ext.doctor import estimates
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.finished import predict
 from hf_ext.hardware import detect_hardware
 from hf_ext.labels import average
 from hf_ext.plan import make_plan
@@ -172,6 +173,25 @@ def done(command) -> tuple[dict[str, Any], Path]:
 
 
 RUNS = ("fold_1/seed_42", "fold_1/seed_43", "fold_2/seed_42", "fold_2/seed_43")
+
+
+def test_each_model_of_a_folder_reads_numbers_as_its_own_training_rows_have_them(tmp_path, demo_encoders):
+    rows = make_rows(48)
+    rows["amount"] = np.arange(48) * rows["site"].map({"a": 1, "b": 100, "c": 10_000})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    given = f"--dataset_name {tmp_path}/rows.csv --embedding_cache_dir {tmp_path}/cache".split()
+    words = (
+        f"--encoders {demo_encoders[1]} --numeric_columns amount --folds site --head mlp --output_dir {tmp_path}/out"
+    )
+    TASK.main([*given, *words.split(), *QUICK.split()])
+    found = {}
+    for name in ("", "fold_a/seed_42", "fold_b/seed_42", "fold_c/seed_42"):
+        output = ["--model", str(tmp_path / "out" / name), "--output", str(tmp_path / "new.csv"), "--use_cpu", "true"]
+        predict.main([*given, *output])
+        found[name] = pd.read_csv(tmp_path / "new.csv")["prediction"]
+    whole = found.pop("")
+    assert np.allclose(whole, sum(found.values()) / 3, atol=1e-5)
+    assert np.std([*found.values()], axis=0).max() > 1e-3
 
 
 def test_all_rows_are_predicted_in_their_order_by_the_mean_of_models_that_had_not_seen_them(done):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ class SequenceCollator:
         collator.num_residues = settings.get("num_residues")
         collator.residues = residues
         return collator
+
+    def for_member(self, folder: Path | str) -> SequenceCollator:
+        """Returns one that reads sequences alike, but numbers and residues as the model in `folder` was trained."""
+        own = SequenceCollator.from_pretrained(folder)
+        made = copy(self)
+        made.numbers = own.numbers
+        made.residues = own.residues
+        return made
 
     def __call__(self, features: Any) -> dict[str, Any]:
         """`labels`, `bounds`, `teacher`, `numbers`, `residues` of rows that have them; `sequences`: each input's."""

@@ -54,7 +54,7 @@ class Substitutions(NamedTuple):
         return block[place]
 
     def group_rows(self, kind: str, way: str, num: int | None) -> Numbers:
-        """Groups rows by the block of their position, (n,) from 0, the wild type by itself.
+        """Groups rows by the block of their position, (n,) from 0; the wild type is in the first block.
 
         Raises:
             DataError: the split is another, or rows have several substitutions or another length than the wild type.
@@ -64,10 +64,9 @@ class Substitutions(NamedTuple):
                 f"--folds with --split {kind}: folds are of positions (--split position), where no row has two "
                 "substitutions or another length. Leave one of both out, or name a column of folds."
             )
-        groups = np.full(len(self.counts), -1)
+        groups = np.zeros(len(self.counts), np.int64)
         groups[self.row] = self.blocks(way, num)
-        _, numbers = np.unique(groups, return_inverse=True)
-        return numbers
+        return groups
 
     def find_most(self, share: float) -> int:
         """Finds the number of substitutions that nearest to `share` of the rows do not exceed, but some do.

@@ -73,9 +73,9 @@ def read_wild_type(given: str) -> str:
             f"--wild_type {given}: the file holds {len(found):,} sequences; leave the wild type alone in it."
         )
     wild_type = str(found[0]).strip().upper()
-    if not wild_type or {*wild_type} - {*LETTERS}:
+    if not wild_type or {*wild_type} - {*STANDARD}:
         raise ArgumentError(
-            f"--wild_type {shorten(given)}: no sequence of residues; a FASTA file ends in .fasta or .fa."
+            f"--wild_type {shorten(given)}: no sequence of the 20 residues; a FASTA file ends in .fasta or .fa."
         )
     return wild_type
 
@@ -83,7 +83,7 @@ def read_wild_type(given: str) -> str:
 def find_variants(data: Dataset, args: DataArguments) -> dict[str, str]:
     """Finds the first sequence `column` with variants of one protein, and that `wild_type`; nothing where none has.
 
-    Of a wild type that is given, at least half of the rows have its length.
+    Of a wild type that is given, at least half of the rows have its length, and two thirds of its residues.
 
     Raises:
         ArgumentError, DataError: as `read_wild_type`; there is none, and a wild type or a split by it was asked for.
@@ -92,15 +92,21 @@ def find_variants(data: Dataset, args: DataArguments) -> dict[str, str]:
     for name in args.sequence_columns if args.wild_type != "none" else ():
         sequences = data[name][:]
         wild_type = given or find_wild_type(sequences) or ""
-        if wild_type and np.mean([len(one) == len(wild_type) for one in sequences]) >= MIN_SHARE:
+        if wild_type and _share_near(sequences, wild_type) >= MIN_SHARE:
             return {"column": name, "wild_type": wild_type}
     if given or args.split in OF_VARIANTS:
         raise DataError(
             f"--wild_type {shorten(args.wild_type)}: none of {' '.join(args.sequence_columns)} holds variants of it, "
-            "most of its length (for auto, within 15 substitutions). Give that which rows have, whole; without one, "
-            "no --split position or mutations."
+            "most of its length and with two thirds of its residues (for auto, within 15 substitutions). Give that "
+            "which rows have, whole; without one, no --split position or mutations."
         )
     return {}
+
+
+def _share_near(sequences: Sequence[str], wild_type: str) -> float:
+    counts = find_substitutions(sequences, wild_type).counts
+    most = max(MAX_SUBSTITUTIONS, len(wild_type) // 3)
+    return float(np.mean((counts >= 0) & (counts <= most)))
 
 
 def find_changes(data: Dataset, args: DataArguments) -> Substitutions:
@@ -116,7 +122,7 @@ def read_mutations(cell: str | None, wild_type: str) -> Checked:
     if words in (["WT"], ["wt"]):
         words = []
     for word in words:
-        found = _MUTATION(word)
+        found = _MUTATION(word.upper())
         if found is None:
             return Checked("", f"{word!a} is no substitution", FORM)
         own, number, new = found.groups()
