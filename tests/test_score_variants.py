@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, BertForMaskedLM, EsmcTokeniz
 
 from hf_ext.baselines import load_masked_lm, score_rows, score_substitutions, zero_shot_table
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.property import TASK
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 WILD_TYPE = "MKTAYIAKQRWE"
@@ -187,3 +188,15 @@ def test_what_cannot_be_scored_is_refused_with_its_reason(run, tables, demo_enco
     ):  # fmt: skip
         with pytest.raises(error, match=told):
             run("refused", *words, **more)
+
+
+def test_a_run_stands_beside_the_zero_shot_scores_in_their_own_order(folder, tmp_path):
+    rows = [WILD_TYPE[:i] + new + WILD_TYPE[i + 1 :] for i in range(12) for new in "GPWDHS" if new != WILD_TYPE[i]]
+    scores = score_rows(zero_shot_table(folder, WILD_TYPE, by="wild_type"), WILD_TYPE, rows)
+    lines = [f"{row},{-score:.6f}" for row, score in zip(rows, scores)]
+    (tmp_path / "rows.csv").write_text("\n".join(["sequence,y", *lines]) + "\n")
+    words = f"--dataset_name {tmp_path}/rows.csv --label_column y --encoders {folder} --output_dir {tmp_path}/out"
+    quick = f"--num_train_epochs 1 --head mlp --head_sizes 8 --use_cpu true --disable_tqdm true --wild_type {WILD_TYPE}"
+    found = TASK.main([*words.split(), *quick.split()])["test"]["scores"]
+    assert found["zero-shot scores"]["spearman"]["value"] == pytest.approx(-1)  # labels say the opposite
+    assert found["ridge on substitutions"]["spearman"]["value"] > 0.5  # which reads them, and learns from labels
