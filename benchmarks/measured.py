@@ -169,8 +169,6 @@ def published() -> str:
 
 def folds_and_seeds() -> str:
     """Five folds by three seeds: scores over all rows, of single models, and how far folds and seeds differ."""
-    if not (RESULTS / "folds_and_seeds.json").is_file():
-        return "Not measured yet: `benchmarks/folds_and_seeds.py`."
     rows = []
     for name, one in read("folds_and_seeds")["sets"].items():
         metrics = ("spearman", "rmse") if "spearman" in one["scores"]["model"] else ("accuracy", "mcc")
@@ -238,7 +236,7 @@ _COLUMNS += [("ridge on embeddings", "rmse"), ("training mean", "rmse")]
 def scores() -> str:
     """Test scores of every data set under `results/<name>_seed<k>.json`, mean and spread over seeds."""
     sets: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(RESULTS.glob("*_seed*.json")):
+    for path in sorted(RESULTS.glob("*_seed[0-9].json")):
         sets.setdefault(path.stem.rpartition("_seed")[0], []).append(json.loads(path.read_text()))
     rows = [
         [name, str(len(runs)), f"{runs[0]['test']['num_rows']:,}", *(_over_seeds(runs, *one) for one in _COLUMNS)]
