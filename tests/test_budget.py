@@ -17,7 +17,7 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1701, 14),
     "arguments": (675, 7),
-    "baselines": (973, 9),
+    "baselines": (970, 9),
     "checkpoints": (1398, 11),
     "comparing": (923, 8),
     "data": (3743, 32),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 325_110, 9.43
+TOKENS, TOKENS_PER_LINE = 325_070, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

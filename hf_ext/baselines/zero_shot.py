@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data import STANDARD, ResidueTokenizer, Variants
+from ..data import STANDARD, ResidueTokenizer, Variants, find_substitutions
 from ..errors import ArgumentError
 from ..evaluation import FloatArray
 from ..models import (
@@ -190,11 +190,8 @@ def score_rows(
     Args:
         table: of `score_substitutions`, for this wild type.
     """
-    known = np.pad(table.astype(np.float64), ((0, 0), (0, 1)), constant_values=np.nan)  # NaN at -1: no such letter
-    scores = np.zeros(len(sequences))
-    for row, sequence in enumerate(sequences):
-        pairs = enumerate(zip(wild_type, sequence))
-        scores[row] = sum(known[i, STANDARD.find(new)] for i, (own, new) in pairs if new != own)
-        if len(sequence) != len(wild_type):
-            scores[row] = np.nan
+    known = np.pad(table.astype(np.float64), ((0, 0), (0, 1)), constant_values=np.nan)  # behind the 20
+    found = find_substitutions(sequences, wild_type)
+    scores = np.where(found.counts < 0, np.nan, 0.0)
+    np.add.at(scores, found.row, known[found.position, found.letter])
     return scores

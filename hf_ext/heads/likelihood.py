@@ -1,7 +1,7 @@
 """What `--objective likelihood` means for a run: its settings, and the wild type that its rows are variants of.
 
 The masked language model ranks variants by what their substitutions do to the likelihood, given the wild type, and
-trains by the order of labels in a batch: of few labels it learns more than a head on embeddings.
+trains by the order of labels in a batch. What that is worth beside a head: benchmarks/README.md, few labels.
 Source: A. Hawkins-Hooker et al., "Likelihood-based fine-tuning of protein language models for few-shot fitness
 prediction and design" (2024), with the wild-type marginals that they use for ESM.
 """
@@ -22,7 +22,7 @@ NOT_READ = {
     *("embeddings", "pooling", "layer", "init_head_from", "head", "head_sizes", "head_dropout", "class_weights"),
     *("distill_from", "stock_trainer", "numeric_columns", "category_columns", "missing_chains", "streaming"),
 }
-# By how encoders train. Measured on 128 labels, see docs/encoders.md.
+# By how encoders train, for some hundred labels.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "full": {"learning_rate": 1e-4, "num_train_epochs": 15},
     "lora": {"learning_rate": 1e-3, "num_train_epochs": 15},

@@ -178,8 +178,8 @@ def read_lengths(splits: Facts, inputs: Mapping[str, Sequence[str]], limits: Map
     mean: dict[str, float] = dict.fromkeys(inputs, UNKNOWN_LENGTH)
     longest = dict.fromkeys(inputs, UNKNOWN_LENGTH)
     num_distinct = dict.fromkeys(inputs, 0)
-    windows: dict[str, float] = dict.fromkeys(inputs, 1)
-    most_windows = dict.fromkeys(inputs, 1)
+    windows: dict[str, float] = {}
+    most_windows: dict[str, int] = {}
     for name, columns in inputs.items() if "train" in splits else ():
         rows = {split: read_columns(dataset, columns) for split, dataset in splits.items()}
         lengths = np.array([sum(map(len, row)) for row in rows["train"]])

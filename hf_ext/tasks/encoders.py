@@ -36,7 +36,7 @@ def dry_run_encoder(
         names: of the inputs that it reads.
     """
     length = max(8, round(sum(lengths.mean[name] for name in names) / len(names)))
-    windows = sum(lengths.windows[name] for name in names) / len(names)
+    windows = sum(lengths.windows.get(name, 1) for name in names) / len(names)
     per_token, per_pair = flops_coefficients(copy.deepcopy(model).requires_grad_(False))  # forward
     name = source or type(model).__name__
     config = model.config.to_dict()
