@@ -26,12 +26,12 @@ BUDGET = {
     "evaluation": (2250, 21),
     "finished": (1190, 13),
     "generation": (2024, 18),
-    "heads": (1150, 11),
+    "heads": (1167, 11),
     "hub": (215, 4),
     "labels": (1744, 14),
     "masked_lm": (529, 7),
     "memory": (645, 7),
-    "models": (3501, 33),
+    "models": (3511, 33),
     "processes": (219, 4),
     "property": (2316, 17),
     "reporting": (2135, 14),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 325_070, 9.43
+TOKENS, TOKENS_PER_LINE = 325_270, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

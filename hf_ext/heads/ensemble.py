@@ -14,9 +14,10 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from ..baselines import columns_of, pooled_features
-from ..data import MAX_FEATURES, RESIDUES, SequenceCollator, SequenceFeatures, draw_rows, label_array, read_column
+from ..data import MAX_FEATURES, RESIDUES, SequenceCollator, SequenceFeatures, Variants, draw_rows, label_array
 from ..errors import DataError
 from ..models import (
+    COUNTS,
     FEATURES,
     NUM_LANDMARKS,
     HeadEnsemble,
@@ -43,6 +44,9 @@ NUM_FOLDS = 4  # of training, beside validation
 MAX_PRODUCTS = 4e10  # rows times counts of residues squared: some seconds on one core
 MAX_CLASS_LABELS = 10_000  # rows times outputs; logistic regressions of more read features and directions alone
 NUM_PICKS = 50  # of members, with replacement
+NUM_KINDS = 5  # of members, the best of each weighed evenly: what few rows choose is drawn to it
+LEAST_GAIN = 0.25  # over a constant, of the best kind's: one with less is not weighed so
+KIND_ROWS = 32  # held-out ones that count as much as it does
 NOISE = 0.3  # over the square root of held-out rows: by which share an error may be below the constant's by chance
 MAX_FEATURE_BYTES = 2**30  # of training rows; a sample of more is read
 MEMBER_HEADERS = ["head", "error", "weight"]
@@ -105,7 +109,7 @@ def fit_ensemble(
     ensemble, views = _read_views(trainer, train, validation, objective)
     members = fit_members(ensemble, views, objective, folds, config.head_sizes, config.head_dropout, args)
     every = np.stack([member.scored for member in members])
-    weights = choose_weights(every, partial(objective.errors, rows=rows), len(rows))
+    weights = choose_weights(every, partial(objective.errors, rows=rows), [one.kind for one in members], len(rows))
     for member, weight in zip(members, weights.tolist()):
         if weight > 0 and isinstance(member.fitted, NetworkStack | NearestStack):
             ensemble.add(member.view, weight, member.fitted)
@@ -158,19 +162,21 @@ def _read_views(
     if not any(ranks):  # they differ behind the last residue that is read, or in what is missing
         raise DataError("All training rows have the same embeddings, so there is nothing to learn.")
     residues = features[:, :0]
+    num_counts = 0
     reads_more = objective.link == "identity" or len(features) * objective.num_outputs <= MAX_CLASS_LABELS
     if reads_more:
         most = min(MAX_FEATURES, int(np.sqrt(MAX_PRODUCTS / len(train))))
         collator.residues = _find_residues(train, collator, most)
         read = [collator.read_residues(rows) for rows in (train, validation)]
         residues = torch.from_numpy(np.concatenate(read)).float()
-    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, residues.shape[1])
+        num_counts = collator.residues[COUNTS].num_features if len(collator.residues) > 1 else 0
+    ensemble = HeadEnsemble(widths, ranks, [], objective.num_outputs, objective.link, residues.shape[1], num_counts)
     ensemble.fit_directions(bases, features[: len(train)])
     landmarks = draw_rows(len(train), trainer.args.seed, NUM_LANDMARKS)
-    for view, values in ((FEATURES, features), (RESIDUES, residues)):
+    views = {FEATURES: features, RESIDUES: residues, COUNTS: residues[:, residues.shape[1] - num_counts :]}
+    for view, values in [*views.items()]:
         if reads_more and values.shape[1]:
             ensemble.add_kernel(view, KernelMap.fit(values[landmarks]))
-    views = {FEATURES: features, RESIDUES: residues}
     for view in ensemble.sizes.keys() - views.keys():
         parts = zip(features.split(8192), residues.split(8192))
         views[view] = torch.cat([ensemble.read(view, *part) for part in parts])
@@ -178,15 +184,12 @@ def _read_views(
 
 
 def _find_residues(train: Dataset, collator: SequenceCollator, most: int) -> dict[str, Any]:
-    """Chooses what is read off sequences: substitutions of variants, and counts of what these leave."""
+    """Chooses what is read off sequences: what variants substitute, and counts."""
     variants = collator.variants
-    columns = columns_of(collator)
-    if not variants.column or len(variants) > most:
-        return {"counts": SequenceFeatures.fit(train, columns, most)}
-    lengths = {*map(len, read_column(train, variants.column))}
-    others = [name for name in columns if name != variants.column or lengths != {len(variants.wild_type)}]
-    counts = SequenceFeatures.fit(train, others, most - len(variants)) if others else None
-    return {"variants": variants, **({"counts": counts} if counts else {})}
+    if len(variants) > most:
+        variants = Variants()
+    counts = SequenceFeatures.fit(train, columns_of(collator), most - len(variants))
+    return {**({"variants": variants} if variants.column else {}), COUNTS: counts}
 
 
 def make_folds(
@@ -205,14 +208,17 @@ def make_folds(
     return [*folds, *(fold for fold in further if 0 < len(fold) < num_train)]
 
 
-def choose_weights(scored: FloatArray, errors: Callable[[FloatArray], FloatArray], num_rows: int) -> FloatArray:
-    """Chooses weights of members, (m,), whose mean has the smallest error.
+def choose_weights(
+    scored: FloatArray, errors: Callable[[FloatArray], FloatArray], kinds: Sequence[str], num_rows: int
+) -> FloatArray:
+    """Chooses weights of members, (m,), whose mean has the smallest error; of few rows nearer to an even mean of kinds.
 
     Of the first, a constant, if chance explains it.
 
     Args:
         scored: (m, entries), of unseen rows.
         errors: of m members, (m, entries) -> (m,).
+        kinds: of members, (m,).
         num_rows: that are not seen.
     """
     counts = np.zeros(len(scored))
@@ -221,14 +227,23 @@ def choose_weights(scored: FloatArray, errors: Callable[[FloatArray], FloatArray
     total = np.zeros(scored.shape[1])
     for num_picks in range(1, NUM_PICKS + 1):
         found = errors((total + scored) / num_picks)
-        chosen = found.argmin()
-        counts[chosen] += 1
-        total += scored[chosen]
-        if found[chosen] < lowest:
+        picked = found.argmin()
+        counts[picked] += 1
+        total += scored[picked]
+        if found[picked] < lowest:
             best = counts / num_picks
-            lowest = found[chosen]
-    constant = errors(scored[:1])[0]
-    gain = 1 - lowest / constant if constant > 0 else 0.0
+            lowest = found[picked]
+    alone = errors(scored)
+    most = alone[0] - LEAST_GAIN * (alone[0] - alone.min())
+    firsts: dict[str, int] = {}
+    for i in alone.argsort().tolist():
+        if alone[i] <= most:
+            firsts.setdefault(kinds[i], i)
+    chosen = [*firsts.values()][:NUM_KINDS]
+    share = KIND_ROWS / (KIND_ROWS + num_rows)
+    best *= 1 - share
+    best[chosen] += share / len(chosen)
+    gain = 1 - errors((best @ scored)[None])[0] / alone[0] if alone[0] > 0 else 0.0
     return best if gain > NOISE / np.sqrt(num_rows) else np.eye(len(scored))[0]
 
 

@@ -58,6 +58,11 @@ class Member:
     scored: FloatArray
     fitted: NetworkStack | NearestStack | FloatArray
 
+    @property
+    def kind(self) -> str:
+        """Its name without its settings."""
+        return self.name.split(",")[0]
+
 
 def fit_members(
     ensemble: HeadEnsemble,
@@ -161,5 +166,5 @@ def _fit_nearest(
             stack = make(rows, num)
             outputs = torch.cat([stack(part)[0] for part in values[fold].split(COMPARED_ROWS)])
             found.append(objective.entries(outputs.numpy(), fold))
-        members.append(Member(f"{num} nearest rows", DIRECTIONS, np.concatenate(found), make(every, num)))
+        members.append(Member(f"nearest rows, {num}", DIRECTIONS, np.concatenate(found), make(every, num)))
     return members

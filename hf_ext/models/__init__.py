@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from .mixed.ensemble import (
         COMPARED,
+        COUNTS,
         DIRECTIONS,
         FEATURES,
         LEAST,

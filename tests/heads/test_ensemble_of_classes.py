@@ -111,5 +111,5 @@ def test_weights_are_those_of_the_lowest_log_loss_of_the_mean_probability():
     objective, generator = LogLoss(labels, 2), np.random.default_rng(0)
     one = np.where(generator.random(2000) < 0.5, 0.9, 0.1)  # each knows half of the rows, and is wrong of the others
     judged = np.stack([np.full(2000, 0.3), one, 1 - one])
-    weights = choose_weights(judged, partial(objective.errors, rows=np.arange(2000)), 2000)
+    weights = choose_weights(judged, partial(objective.errors, rows=np.arange(2000)), [*"abc"], 2000)
     assert weights == pytest.approx([0, 0.5, 0.5], abs=0.021)

@@ -12,7 +12,16 @@ from transformers import TrainerControl, TrainerState
 from hf_ext.data import RESIDUES, SequenceFeatures
 from hf_ext.errors import ArgumentError
 from hf_ext.heads import StopUnused, ensemble, may_stop, members
-from hf_ext.models import COMPARED, DIRECTIONS, FEATURES, HeadEnsemble, KernelMap, NetworkStack, principal_directions
+from hf_ext.models import (
+    COMPARED,
+    COUNTS,
+    DIRECTIONS,
+    FEATURES,
+    HeadEnsemble,
+    KernelMap,
+    NetworkStack,
+    principal_directions,
+)
 from hf_ext.property import AffinityArguments
 
 pytestmark = pytest.mark.internals
@@ -64,11 +73,11 @@ def make_views(num_rows: int):
     features = torch.randn(num_rows, 6)
     counts = torch.randint(0, 2, (num_rows, 5)).float()
     basis = principal_directions(features)
-    made = HeadEnsemble([6], [basis.shape[1]], [], num_residues=5)
+    made = HeadEnsemble([6], [basis.shape[1]], [], num_residues=5, num_counts=3)
     made.fit_directions([basis], features)
-    for view, values in ((FEATURES, features), (RESIDUES, counts)):
+    for view, values in ((FEATURES, features), (RESIDUES, counts), (COUNTS, counts[:, 2:])):
         made.add_kernel(view, KernelMap.fit(values[:50]))
-    views = {view: made.read(view, features, counts) for view in (FEATURES, DIRECTIONS, RESIDUES, *COMPARED)}
+    views = {view: made.read(view, features, counts) for view in (FEATURES, DIRECTIONS, RESIDUES, COUNTS, *COMPARED)}
     return made, views
 
 
@@ -84,15 +93,17 @@ def test_what_only_residues_know_is_found_by_them_and_nothing_in_shuffled_labels
         chosen = [fitted[0], *(one for one in fitted if kind in one.name)]
         assert len(chosen) > 1
         scored = np.stack([one.scored for one in chosen])
-        weights = ensemble.choose_weights(scored, lambda given: objective.errors(given, rows), len(rows))
+        weights = ensemble.choose_weights(
+            scored, lambda given: objective.errors(given, rows), [one.kind for one in chosen], len(rows)
+        )
         return chosen, weights
 
     known = views[RESIDUES].numpy().astype(np.float64)
-    labels = known[:, 0] * known[:, 1] + 0.2 * known[:, 2]  # of two at once, which no linear model knows
-    kinds = ("ridge on residues", "kernel of residues", "both kernels", "kernel of features", "nearest rows")
+    labels = known[:, 0] * known[:, 1]  # of two at once, which no linear model knows
+    kinds = ("ridge on residues", "kernel of residues", "both kernels", "kernel of features", "nearest rows", "counts")
     errors = {kind: 1 - float(weigh(labels, kind)[1][0]) for kind in kinds}
     assert errors["kernel of residues"] == errors["both kernels"] == 1
-    assert errors["kernel of features"] == errors["nearest rows"] == 0
+    assert errors["kernel of features"] == errors["nearest rows"] == errors["counts"] == 0
     chosen, weights = weigh(labels, "residues")
     assert sum(weight for one, weight in zip(chosen, weights) if "kernel" in one.name) > 0.8
     shuffled = np.random.default_rng(1).permutation(labels)

@@ -15,8 +15,14 @@ from .kernel_map import KernelMap
 from .stacks import FORMS, PERCEPTRON, NearestStack, NetworkStack
 
 FEATURES = "features"  # what a member reads; or RESIDUES
+COUNTS = "counts"  # of residues alone, where these have what variants substitute, too
 DIRECTIONS = "directions"
-COMPARED = {"kernel of features": [FEATURES], "kernel of residues": [RESIDUES], "both kernels": [FEATURES, RESIDUES]}
+COMPARED = {
+    "kernel of features": [FEATURES],
+    "kernel of residues": [RESIDUES],
+    "kernel of counts": [COUNTS],
+    "both kernels": [FEATURES, RESIDUES],
+}
 LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda outputs: outputs,
     "softmax": lambda outputs: outputs.softmax(-1),
@@ -43,6 +49,7 @@ class HeadEnsemble(nn.Module):
         num_outputs: of each member.
         link: from outputs to what is summed: "identity", "softmax" of classes, "sigmoid" of labels by themselves.
         num_residues: what is read off the sequences of a row, beside features; 0: nothing.
+        num_counts: the last of these, if they are a view of their own, too.
         kernels: by what they compare rows in, arguments of a `KernelMap` besides its width.
 
     Buffers, float32: `basis_<i>` (width, rank), `scales` of the directions, `shares`, the weights of the networks,
@@ -62,6 +69,7 @@ class HeadEnsemble(nn.Module):
         num_outputs: int = 1,
         link: str = "identity",
         num_residues: int = 0,
+        num_counts: int = 0,
         kernels: Mapping[str, Sequence[int]] | None = None,
     ):
         super().__init__()
@@ -71,7 +79,8 @@ class HeadEnsemble(nn.Module):
         self.link = link
         self.kept = [*_products(ranks)]  # pairs of inputs, and how many directions of each are multiplied
         num_products = sum(a * b for *_, a, b in self.kept)
-        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products, RESIDUES: num_residues}
+        self.sizes = {FEATURES: sum(widths), DIRECTIONS: sum(ranks) + num_products}
+        self.sizes |= {RESIDUES: num_residues, COUNTS: num_counts}
         self.kernels = cast(MutableMapping[str, KernelMap], nn.ModuleDict())
         for view, (rows, rank) in (kernels or {}).items():
             self.add_kernel(view, KernelMap(rows, self.sizes[view], rank))
@@ -117,10 +126,10 @@ class HeadEnsemble(nn.Module):
             return features
         if view == DIRECTIONS:
             return self.directions(features)
-        if view == RESIDUES:
+        if view in (RESIDUES, COUNTS):
             if residues is None:
                 raise ArgumentError("No residues: some heads of this model read them; its collator counts them.")
-            return residues.float()
+            return residues[:, -self.sizes[view] :].float()
         blocks = [self.kernels[one](self.read(one, features, residues)) for one in COMPARED[view]]
         return torch.cat(blocks, dim=1)
 
@@ -198,6 +207,7 @@ class HeadEnsemble(nn.Module):
             "num_outputs": self.num_outputs,
             "link": self.link,
             "num_residues": self.sizes[RESIDUES],
+            "num_counts": self.sizes[COUNTS],
             "kernels": {view: [len(kernel.landmarks), kernel.rank] for view, kernel in self.kernels.items()},
         }
 
@@ -206,8 +216,8 @@ class HeadEnsemble(nn.Module):
         read = {one for view in self.views for one in COMPARED.get(view, ())}
         for view in {*self.kernels} - read:
             del self.kernels[view]
-        if RESIDUES not in {*self.views} | read:
-            self.sizes[RESIDUES] = 0
+        if not {RESIDUES, COUNTS} & ({*self.views} | read):
+            self.sizes |= {RESIDUES: 0, COUNTS: 0}
 
 
 def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
