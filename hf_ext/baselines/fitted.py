@@ -24,6 +24,7 @@ from ..data import (
 )
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
+from ..processes import phase
 from ..text import capitalize, seconds
 from .by_kind import KernelBaseline, NearestBaseline, make_linear, predict_constant
 from .embedded import Encode, encode_as_before, pooled_features
@@ -119,6 +120,7 @@ class Baselines:
             self.add(f"nearest {what}", predict(nearest), **{**rows.facts, **nearest.summary()})
 
 
+@phase("baselines")
 def fit_baselines(trainer: FastTrainer, splits: Any, name: str, group_column: str | None) -> Baselines:
     """Fits on `splits["train"]` what needs no neural network, and predicts split `name` with it.
 

@@ -16,6 +16,7 @@ from datasets import Dataset, DatasetDict
 
 from ..errors import DataError
 from ..labels import LabelKind, shorten
+from ..processes import phase
 from .columns import Report, column_names
 from .near_copies import has_near
 
@@ -25,6 +26,7 @@ MAX_NAMED = 5
 MAX_LISTED = 3  # groups of rows that repeat each other
 
 
+@phase("leak report")
 def leak_report(
     splits: DatasetDict,
     columns: Sequence[str],

@@ -16,6 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..memory import DidNotFit, attempt
+from ..processes import phase
 from ..text import is_watched
 from .store import EmbeddingStore, find_not_finite, name_sequences, refuse_not_finite
 
@@ -40,6 +41,7 @@ class EncodingReport:
     overflowed: list[str] = field(default_factory=list)  # sequences that took float32
 
 
+@phase("encode")
 def fill_store(
     store: EmbeddingStore,
     sequences: Sequence[str],

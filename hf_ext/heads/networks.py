@@ -16,6 +16,7 @@ from .objectives import FloatArray, Folds, Objective
 
 WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
+PATIENCE = 8  # epochs without a lower error, after which they end
 EVALUATED_ROWS = 2048  # at a time
 
 
@@ -68,7 +69,10 @@ def train_networks(
         lowest = math.inf
         best = stack.state_dict()
         scored = _score_unseen(stack, inputs, objective, folds)
-        for _ in range(epochs):
+        waited = 0
+        while waited < PATIENCE and epochs > 0:
+            epochs -= 1
+            waited += 1
             stack.train()
             orders = []
             for rows in (rows for rows in seen for _ in range(num_seeds)):
@@ -82,6 +86,7 @@ def train_networks(
             unseen = _score_unseen(stack, inputs, objective, folds)
             error = float(objective.errors(unseen, held_out))
             if error < lowest:
+                waited = 0
                 lowest = error
                 scored = unseen
                 best = {name: value.clone() for name, value in stack.state_dict().items()}

@@ -38,6 +38,7 @@ from ..heads import (
 )
 from ..labels import LabelKind
 from ..models import AUTO_LAYER, LIKELIHOOD, balanced_weights
+from ..processes import phase
 from ..speedups import lora_settings
 from ..tasks import Run, stock_arguments, with_absolute_path
 from ..trainer import FastTrainer
@@ -203,12 +204,14 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
         trainer.data_collator.save_pretrained(run.folder)
     if run.model_args.head == AUTO:
         together = held_out_values(run.data_args, data.splits)
-        fitted = fit_ensemble(trainer, data.splits, together, adopts=may_stop(run.explicit))
+        with phase("heads"):
+            fitted = fit_ensemble(trainer, data.splits, together, adopts=may_stop(run.explicit))
         data.ensemble = fitted.facts
         mixed = {"predicted": fitted.predicted, "stds": fitted.stds}
         run.log.info(describe_ensemble(fitted.facts))
-    calibrate(trainer, data.splits["validation"])
-    fit_intervals(trainer, data.splits["validation"], data.validation_groups, **mixed)
+    with phase("intervals"):
+        calibrate(trainer, data.splits["validation"])
+        fit_intervals(trainer, data.splits["validation"], data.validation_groups, **mixed)
     return trained
 
 

@@ -245,13 +245,17 @@ class Environment(Recorded):
 
 
 class Costs(Recorded):
-    """Seconds and memory, of all sessions of the run; `memory_of`: "process" or "device"."""
+    """Seconds and memory, of all sessions of the run; `memory_of`: "process" or "device".
+
+    `phases`: of this session, before the report, what `read_phases` returns.
+    """
 
     wall_s: Number = None
     train_s: Number = None
     num_sessions: Number = None
     peak_memory_gib: Number = None
     memory_of: str = ""
+    phases: Facts = {}
 
 
 class EarlyStopping(Recorded):

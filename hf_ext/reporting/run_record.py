@@ -20,6 +20,7 @@ from ..arguments import is_secret
 from ..files import Facts, Json, write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version
+from ..processes import read_phases
 from ..startup import program_words
 from .record import FORMAT, CommonRecord, Costs, EarlyStopping, Environment, Evaluated, ModelRecord
 
@@ -180,6 +181,7 @@ def _costs(trainer: Trainer, metrics: Facts) -> Costs:
         num_sessions=clock.num_sessions or None if clock else 1,
         peak_memory_gib=metrics.get("train_peak_memory_gib"),
         memory_of="process" if trainer.args.device.type == "cpu" else "device",
+        phases=read_phases(),
     )
 
 

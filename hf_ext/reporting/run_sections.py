@@ -101,10 +101,12 @@ def cost_blocks(run: RunFiles) -> Blocks:
     train = run.record.train
     costs = run.record.costs
     prices = run.record.settings.get("dollars_per_hour")
+    spent = [f"{name} {units.seconds(one['wall_s'])}" for name, one in costs.phases.items() if one["wall_s"] > 0.5]
     cost = f"${(costs.wall_s or 0) / 3600 * prices[0]:,.2f}, at ${prices[0]:g} an hour" if prices else None
     return facts_table(
         [
             ["whole run, wall clock", units.seconds(costs.wall_s)],
+            ["where the time went", ", ".join(spent) or None],
             ["sessions", units.number(costs.num_sessions)],
             ["cost", cost],
             ["padding, which does not count as residues", units.share(train.get("train_padding_share"))],

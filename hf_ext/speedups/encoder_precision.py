@@ -17,7 +17,7 @@ from ..processes import fsdp_version
 from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, are_weights_split, off, refused, skipped
 from .precision import best_precision, no_half
 
-PROBE_SEQUENCES = 32
+PROBE_SEQUENCES = 16
 MAX_NOISE = 0.05  # of the spread between sequences
 ADAPTERS = (
     "--load_in_8bit is for frozen encoders, --load_in_4bit for these and, with --use_peft, for the towers of hf-ext "
@@ -40,7 +40,7 @@ class EncoderPrecision(Speedup):
     Class N. Effect: frozen encoders run in bf16 (fp16 before compute capability 8.0); on a GPU their weights are stored
     in it too and take half the memory; on a CPU the products run under autocast, where the residual stream stays
     float32.
-    Evidence: up to 32 distinct training sequences are encoded both ways; the rounding noise is reported as a
+    Evidence: up to 16 distinct training sequences are encoded both ways; the rounding noise is reported as a
     share of the spread between sequences (both centred), per input, and the lowest cosine of a sequence's two
     embeddings. Variants of one protein differ little, so the same rounding that is harmless for a varied set can drown
     them: above 5 % of the spread, or where a probe overflows, the encoders stay in float32. A single sequence that
@@ -50,7 +50,7 @@ class EncoderPrecision(Speedup):
     with the number; `--bf16 false` leaves half precision out. The saved model keeps bits and precision, and predicts
     with them. Fast products of 8-bit integers on CPUs were taken out: on trained weights they left five times the noise
     of bf16, above the bound on each of five data sets (benchmarks/README.md, `int8_noise`).
-    Cost: the probe, 32 sequences twice; in bits, the encoders' codes are made.
+    Cost: the probe, 16 sequences twice; in bits, the encoders' codes are made.
     """
 
     NAME = "encoder_precision"
@@ -191,7 +191,7 @@ def relative_noise(candidate: Tensor, reference: Tensor) -> float:
 
 
 def _sample(run: Run, name: str) -> list[dict[str, Tensor]]:
-    """Samples model inputs of up to 32 distinct training sequences, spread over the set, one sequence each."""
+    """Samples model inputs of up to 16 distinct training sequences, spread over the set, one sequence each."""
     rows = read_columns(run.train_dataset, run.collator.columns[name])
     distinct = [parts for parts in dict.fromkeys(rows) if any(parts)]  # an input that a row lacks is not encoded
     chosen = distinct[:: max(1, len(distinct) // PROBE_SEQUENCES)][:PROBE_SEQUENCES]

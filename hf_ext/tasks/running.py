@@ -20,6 +20,7 @@ from ..data import MaskingEpochCallback, reads_text
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation import describe_failed, format_checked, raise_failed
 from ..files import Facts, Json
+from ..processes import phase
 from ..reporting import (
     ThroughputCallback,
     absolute_if_local,
@@ -98,6 +99,7 @@ class Run:
         """The output folder."""
         return Path(str(self.args.output_dir))
 
+    @phase("plan")
     def build_trainer(self, trainer_class: type[FastTrainer] = FastTrainer, **parts: Any) -> Any:
         """Builds the trainer, with its plan in the log.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..arguments import parse_command
 from ..errors import ArgumentError
 from ..files import Facts, Json
+from ..processes import phase
 from ..startup import quick_imports
 from ..training_args import FastTrainingArguments
 
@@ -113,6 +114,7 @@ class Task:
         """Builds what Trainer takes, by name: `model`, `data_collator`, `train_dataset`, `eval_dataset` and so on."""
         return self._find("steps", "build")(run, data)
 
+    @phase("train")
     def train(self, run: Run, trainer: FastTrainer, data: Any) -> TrainOutput:
         """Trains, from a checkpoint where there is one; returns what `trainer.train` does, with its `metrics`."""
         return trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
@@ -170,9 +172,9 @@ class Task:
         return run.finish(trainer, trained, self.score(run, trainer, trained, data))
 
     def _find(self, module: str, function: str) -> Callable[..., Any]:
-        """Finds what stands beside the `task.py` of a task of hf_ext; a script's own class has these methods itself."""
+        """Finds a step beside the `task.py` of a task of hf_ext, as a phase; a script's own class has it itself."""
         folder = TASKS[self.name].rpartition(".")[0]
-        return getattr(import_module(f"{folder}.{module}"), function)
+        return phase(function)(getattr(import_module(f"{folder}.{module}"), function))
 
 
 def find_task(name: str) -> Task:

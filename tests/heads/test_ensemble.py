@@ -104,7 +104,10 @@ def test_members_are_weighed_recorded_shown_and_no_worse_together_than_the_best_
     assert (facts["num_folds"], facts["num_held_out"]) == (5, sizes["train"] + sizes["validation"])
     networks = json.loads((folder / "config.json").read_text())["ensemble"]["networks"]
     assert {one["number"] for one in networks if one["sizes"]} == {10}  # two seeds of each fold
-    assert "All heads" in (folder / "report.html").read_text()
+    assert all(text in (folder / "report.html").read_text() for text in ("All heads", "where the time went"))
+    phases = results["costs"]["phases"]
+    assert {"start", "load", "leak report", "plan", "encode", "train", "heads", "score", "baselines"} <= {*phases}
+    assert 0.1 < sum(one["wall_s"] for one in phases.values()) / results["costs"]["wall_s"] <= 1.01
     assert "Head: the weighted mean of" in (folder / "run.log").read_text()
     shown = results["test"]["scores"]
     assert shown["model"]["rmse"]["value"] < 0.8 * shown["training mean"]["rmse"]["value"]
