@@ -119,7 +119,8 @@ def _make_side(text: str, given: Facts) -> Side:
     kind, *own = shlex.split(text) or [""]
     if kind not in TRAININGS:
         near = name_nearest(kind, TRAININGS) or "."
-        raise ArgumentError(f"--sides {kind!r}: unknown{near} Sides are {', '.join(TRAININGS)}.")
+        told = f"Sides are {', '.join(TRAININGS)}; the best baseline, a ridge say, stands beside them in any case"
+        raise ArgumentError(f"--sides {kind!r}: unknown{near} {told}.")
     if moved := sorted(OF_ROWS & _typed(own).keys()):
         raise ArgumentError(
             f"--sides {text!r}: all sides train on the same rows, so --{', --'.join(moved)} stands after --, for all."

@@ -11,7 +11,7 @@ from ..data import SOURCE_ROW, LoadedData, read_bounds
 from ..evaluation import CONSTANTS, metrics_of
 from ..files import Facts, Json
 from ..labels import LABEL, PREDICTION, Columns
-from ..models import AffinityConfig
+from ..models import LIKELIHOOD, AffinityConfig
 from ..reporting import confusion_chart, is_drawn, plot_scatter, write_png
 from ..tasks import Run, plots_if_possible, with_absolute_path
 from .prediction_file import std_column, write_predictions
@@ -62,6 +62,8 @@ def make_advice(report: Facts, settings: Facts, folder: Path, test: SplitScores)
     if test.tuned is not None and not test.tuned.is_better:
         found = ["tuned", *found]
     training = next((how for how in settings["tower_training"] if how != "frozen"), "lora")
+    if settings.get("objective") == LIKELIHOOD:
+        training = LIKELIHOOD
     facts = {
         "folder": folder,
         "num_rows": verdict.num_rows,

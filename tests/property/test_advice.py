@@ -60,6 +60,9 @@ def test_fine_tuning_that_does_not_beat_a_ridge_on_the_encoders_before_it_is_sai
     said = make_advice(REPORT, {**SETTINGS, "tower_training": ["frozen", "full"]}, Path("out"), test)
     assert said[0].startswith("Fine-tuning was not shown to pay: ") != pays
     assert ("`hf-ext compare --sides frozen full --`" in said[0]) != pays
+    ranked = {**SETTINGS, "tower_training": ["full"], "objective": "likelihood"}
+    (first, *_) = make_advice(REPORT, ranked, Path("out"), test)
+    assert ("`hf-ext compare --sides frozen likelihood --`" in first) != pays
     assert (
         "of ridge on embeddings" in said[0] or "and ridge on embeddings" in said[0] or "than ridge" in said[0]
     ) != pays
