@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
+from common import quartiles
 from gpu_tables import parts_table, speed_table
 
 from hf_ext.text import format_markdown_table as table
@@ -153,6 +154,23 @@ def few_labels() -> str:
         cells = [mean_and_spread(values) if None not in values else "-" for values in of.values()]
         rows.append([name, num, len(own), *cells, mean_and_spread(other) if other else "-"])
     return table(rows, ["data", "labels", "draws", *OF_FEW.values(), "likelihood"])
+
+
+def whole_command() -> str:
+    """Whole runs beside other ways to the same: seconds, score, and of ours the phases that take a CPU second."""
+    sides: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in read("whole_command")["runs"]:
+        sides.setdefault((run["data"], run["side"]), []).append(run)
+    rows = []
+    for (name, side), runs in sides.items():
+        cpu = quartiles([run["cpu_s"] for run in runs], 0)
+        wall = quartiles([run["wall_s"] for run in runs], 0)
+        phases = {what: median(run["phases"][what]["cpu_s"] for run in runs) for what in runs[0].get("phases", ())}
+        where = ", ".join(f"{what} {value:.0f}" for what, value in phases.items() if value >= 1)
+        score = f"{runs[0]['metric']} {median(run['score'] for run in runs):.3f}"
+        spans = [f"{middle:.0f} [{low:.0f}, {high:.0f}]" for low, middle, high in (cpu, wall)]
+        rows.append([name, side, len(runs), *spans, score, where or "-"])
+    return table(rows, ["data", "side", "rounds", "CPU s", "s", "score", "CPU s by phase"])
 
 
 def published() -> str:
@@ -762,7 +780,7 @@ MEASURED: dict[str, Callable[[], str]] = {
         made.__name__: made
         for made in (embed_once, default_runs, default_classes, secondary_structure, scores, compare, same_numbers)
     },
-    **{made.__name__: made for made in (folds_and_seeds, windows, few_labels, published)},
+    **{made.__name__: made for made in (folds_and_seeds, windows, few_labels, whole_command, published)},
     **{made.__name__: made for made in (faults, replay, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made
