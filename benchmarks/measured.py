@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import common
 import numpy as np
-from common import quartiles
 from gpu_tables import parts_table, speed_table
 
 from hf_ext.text import format_markdown_table as table
@@ -163,13 +163,11 @@ def whole_command() -> str:
         sides.setdefault((run["data"], run["side"]), []).append(run)
     rows = []
     for (name, side), runs in sides.items():
-        cpu = quartiles([run["cpu_s"] for run in runs], 0)
-        wall = quartiles([run["wall_s"] for run in runs], 0)
+        took = [quartiles(common.quartiles([run[unit] for run in runs], 0), 0) for unit in ("cpu_s", "wall_s")]
         phases = {what: median(run["phases"][what]["cpu_s"] for run in runs) for what in runs[0].get("phases", ())}
         where = ", ".join(f"{what} {value:.0f}" for what, value in phases.items() if value >= 1)
         score = f"{runs[0]['metric']} {median(run['score'] for run in runs):.3f}"
-        spans = [f"{middle:.0f} [{low:.0f}, {high:.0f}]" for low, middle, high in (cpu, wall)]
-        rows.append([name, side, len(runs), *spans, score, where or "-"])
+        rows.append([name, side, len(runs), *took, score, where or "-"])
     return table(rows, ["data", "side", "rounds", "CPU s", "s", "score", "CPU s by phase"])
 
 
