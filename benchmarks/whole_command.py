@@ -95,10 +95,10 @@ def run_once(name: str, side: str, given: argparse.Namespace) -> dict[str, Any]:
     """One run: what it cost, by phase where it says so, and its score."""
     out = given.work / "out"
     shutil.rmtree(out, ignore_errors=True)
+    folder = write_inputs(name, given) if name in BESIDE else out
     if side == "hf_ext":
         command = own_command(name, given, out)
     else:
-        folder = write_inputs(name, given)
         shutil.rmtree(folder / "out", ignore_errors=True)
         _, sequence, label, split, _ = BESIDE[name]
         file = str(given.data / WORDS[name].split()[0])
