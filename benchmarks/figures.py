@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -145,32 +147,70 @@ STRATEGIES = {"random": "#8b949e", "greedy": "#4c78c8", "ucb": "#2a9d6f", "thomp
 def replayed() -> str:
     """Share of the hits that are found after each round, a panel per set and a line per strategy, means over draws."""
     runs = json.loads((RESULTS / "replay.json").read_text())["runs"]
-    names = [*dict.fromkeys(run["data"] for run in runs)]
-    width, bottom, height = (WIDTH - 60) // len(names), 230, 160
+    panels: dict[str, dict[str, list[float]]] = {run["data"]: {} for run in runs}
+    for name, lines in panels.items():
+        for strategy in STRATEGIES:
+            several = [run for run in runs if (run["data"], run["strategy"]) == (name, strategy)]
+            num_hits = sum(run["num_hits"] for run in several)
+            if several:
+                lines[strategy] = [sum(each) / num_hits for each in zip(*(run["hits"] for run in several))]
+    title = "Share of the hits found, from a random start on, after each round of measurements"
+    return line_chart(title, panels, STRATEGIES)
+
+
+FEW = {"model": "default", "one-hot ridge": "one-hot", "ridge on embeddings": "embeddings"}
+FEW_COLOURS = {"default": "#4c78c8", "one-hot": "#8b949e", "embeddings": "#c2571a", "likelihood": "#2a9d6f"}
+
+
+def few_labelled() -> str:
+    """Spearman at 32, 128 and 512 labels, a panel per set, means over draws; a constant prediction counts as 0."""
+    runs = json.loads((RESULTS / "few_labels.json").read_text())["runs"]
+    panels: dict[str, dict[str, list[float]]] = {run["data"]: {} for run in runs}
+    for run in runs:
+        names = {"model": "likelihood"} if run["side"] == "likelihood" else FEW
+        for who in names.keys() & run["scores"].keys():
+            panels[run["data"]].setdefault(names[who], [])
+    for (name, lines), label in product(panels.items(), FEW_COLOURS):
+        side = "likelihood" if label == "likelihood" else "default"
+        who = {shown: name for name, shown in FEW.items()}.get(label, "model")
+        found: dict[int, list[float]] = {}
+        for run in runs:
+            if (run["data"], run["side"]) == (name, side) and label in lines:
+                found.setdefault(run["labels"], []).append(run["scores"][who]["spearman"] or 0.0)
+        if found:
+            lines[label] = [mean(found[number]) for number in sorted(found)]
+    return line_chart("Spearman at 32, 128 and 512 labels (of her2 without 512)", panels, FEW_COLOURS)
+
+
+def line_chart(title: str, panels: dict[str, dict[str, list[float]]], colours: dict[str, str]) -> str:
+    """Panels side by side with a line each per name, from 0 to 1, as SVG without a background.
+
+    Args:
+        panels: {its title: {name: values, from the left}}.
+        colours: of each name.
+    """
+    width, bottom, height = (WIDTH - 60) // len(panels), 230, 160
     lines = []
-    for panel, name in enumerate(names):
+    for panel, (heading, values) in enumerate(panels.items()):
         left = 40 + panel * width
         lines.append(f'<path d="M{left} {bottom - height}V{bottom}H{left + width - 30}" stroke="#8b949e" fill="none"/>')
-        lines.append(f'<text class="title" x="{left + 8}" y="{TOP + 14}">{escape(name)}</text>')
+        lines.append(f'<text class="title" x="{left + 8}" y="{TOP + 14}">{escape(heading)}</text>')
+        step = (width - 75) / (max(map(len, values.values())) - 1)
         ends = []
-        for strategy, colour in STRATEGIES.items():
-            several = [run for run in runs if (run["data"], run["strategy"]) == (name, strategy)]
-            if not several:
-                continue
-            num_hits = sum(run["num_hits"] for run in several)
-            shares = [sum(each) / num_hits for each in zip(*(run["hits"] for run in several))]
-            step = (width - 140) / (len(shares) - 1)
-            points = [f"{left + i * step:.0f},{bottom - share * height:.0f}" for i, share in enumerate(shares)]
-            lines.append(f'<polyline points="{" ".join(points)}" stroke="{colour}" stroke-width="3" fill="none"/>')
-            ends.append((bottom - shares[-1] * height, f"{shares[-1]:.2f}", strategy, colour, left + width - 134))
+        for name, of_name in values.items():
+            points = [f"{left + i * step:.0f},{bottom - share * height:.0f}" for i, share in enumerate(of_name)]
+            drawn = f'stroke="{colours[name]}" stroke-width="3" fill="none"'
+            lines.append(f'<polyline points="{" ".join(points)}" {drawn}/>')
+            x = left + (len(of_name) - 1) * step + 6
+            ends.append((bottom - of_name[-1] * height, f"{of_name[-1]:.2f}", colours[name], x))
         lowest = bottom + 14.0
-        for y, number, strategy, colour, x in sorted(ends, reverse=True):  # labels that would touch move up
+        for y, number, colour, x in sorted(ends, reverse=True):  # numbers that would touch move up
             lowest = min(y + 4, lowest - 14)
-            lines.append(f'<text x="{x}" y="{lowest:.0f}" style="fill:{colour}">{strategy}</text>')
-            lines.append(f'<text x="{x + 66}" y="{lowest:.0f}" style="fill:{colour}">{number}</text>')
-    lines += [f'<text x="34" y="{bottom - s * height + 4:.0f}" text-anchor="end">{s:.0%}</text>' for s in (0, 0.5, 1)]
-    title = "Share of the hits found, from a random start on, after each round of measurements"
-    return "\n".join([*_open_svg(title, bottom + 20), *lines, "</svg>", ""])
+            lines.append(f'<text x="{x:.0f}" y="{lowest:.0f}" style="fill:{colour}">{number}</text>')
+    lines += [f'<text x="34" y="{bottom - s * height + 4:.0f}" text-anchor="end">{s:g}</text>' for s in (0, 0.5, 1)]
+    for place, (name, colour) in enumerate(colours.items()):
+        lines.append(f'<text x="{40 + 120 * place}" y="{bottom + 28}" style="fill:{colour}">{name}</text>')
+    return "\n".join([*_open_svg(title, bottom + 40), *lines, "</svg>", ""])
 
 
 def _open_svg(title: str, height: int) -> list[str]:
@@ -187,4 +227,5 @@ FIGURES: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "memory_recomputed.svg": recomputed,
     ROOT / "docs" / "verdict.svg": verdicts,
     ROOT / "docs" / "replay.svg": replayed,
+    ROOT / "docs" / "few_labels.svg": few_labelled,
 }

@@ -142,7 +142,7 @@ def windows() -> str:
 
 
 def few_labels() -> str:
-    """Spearman of runs on few labels: as they are, by likelihood, and each run's baselines; the mean over draws."""
+    """Spearman on few labels: as they are, by likelihood, and baselines; means over draws, a constant counts as 0."""
     sets: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in read("few_labels")["runs"]:
         sets.setdefault((run["data"], run["labels"]), []).append(run)
@@ -150,8 +150,8 @@ def few_labels() -> str:
     for (name, num), runs in sets.items():
         own = [run["scores"] for run in runs if run["side"] == "default"]
         other = [run["scores"]["model"]["spearman"] for run in runs if run["side"] == "likelihood"]
-        of = {who: [one.get(who, {}).get("spearman") for one in own] for who in OF_FEW}
-        cells = [mean_and_spread(values) if None not in values else "-" for values in of.values()]
+        of = {who: [one[who]["spearman"] or 0.0 for one in own if who in one] for who in OF_FEW}
+        cells = [mean_and_spread(values) if values else "-" for values in of.values()]
         rows.append([name, num, len(own), *cells, mean_and_spread(other) if other else "-"])
     return table(rows, ["data", "labels", "draws", *OF_FEW.values(), "likelihood"])
 
