@@ -46,9 +46,10 @@ def leak_report(
         row], ...]}, or {} where there is nothing to compare. `repeated` names the first 5 rows that stand in train,
         too, by `source_row` where there is one. Counts: num_test_rows; num_test_sequences (distinct);
         num_test_rows_in_train and num_test_sequences_in_train (exact); num_checked (rows, a seeded sample of at most
-        2,000, fewer beside more than 20,000 training rows); near, for the identities 0.9 and 0.7 (see `near_copies`): {"identity", "num_rows"}: how many checked
-        rows have a sequence of train that is at least that identical (an exact copy too). A whole row counts as near
-        where each of its sequences is, be it to sequences of different training rows.
+        2,000, fewer beside more than 20,000 training rows); near, for the identities 0.9 and 0.7 (see `near_copies`):
+        {"identity", "num_rows"}: how many checked rows have a sequence of train that is at least that identical (an
+        exact copy too). A whole row counts as near where each of its sequences is, be it to sequences of different
+        training rows.
 
     Cost: 131,072 rows of three columns take 0.7 s where they are variants of one protein, 5 s where all are unlike.
     """
