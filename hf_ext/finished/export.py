@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 from ..arguments import option, parse_command
 from ..checkpoints import find_model, make_folder
-from ..data import STANDARD, SequenceCollator
+from ..data import RESIDUES, STANDARD, SequenceCollator
 from ..errors import ArgumentError
 from ..models import has_adapters
 from ..optional import require
 from ..processes import refuse_several
 from ..property import AffinityPredictor, load_model
+from .residues_of_ids import ResiduesOfIds
 
 FACTS = "hf_ext"  # key of the metadata
 LARGEST = 1_900_000_000  # bytes of weights in one file: protobuf ends at 2 GiB
@@ -80,11 +81,6 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if model.config.wild_type:
         told = "it ranks by the likelihood of a language model"
         raise ArgumentError(f"--model {args.model}: {told}, which is not exported. Use hf-ext predict.")
-    if (model.config.ensemble or {}).get("num_residues"):
-        raise ArgumentError(
-            f"--model {args.model}: some of its mixed heads read residues beside embeddings, which is not exported. "
-            "Use hf-ext predict, or train with --head mlp."
-        )
     if bits := model.config.encoder_bits:
         raise ArgumentError(
             f"--model {args.model}: encoders in {bits} bits cannot be exported. Train without that flag."
@@ -94,7 +90,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
     model.config.encoder_dtype = "float32"
     model.config.encoder_autocast = None
     model.attach_encoders()
-    predictor = AffinityPredictor(model, SequenceCollator.from_pretrained(folder), device="cpu")
+    collator = SequenceCollator.from_pretrained(folder)
+    pairs = [column for parts in collator.columns.values() if len(parts) > 1 for column in parts]
+    if collator.residues and {*pairs} & {*collator.missing_chains}:
+        told = "heads read residues, and of a pair one chain may be missing: tokens do not tell which"
+        raise ArgumentError(f"--model {args.model}: {told}. Use hf-ext predict, or train with --head mlp.")
+    predictor = AffinityPredictor(model, collator, device="cpu")
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         draft = Path(scratch) / output.name
         write_onnx(predictor, draft)
@@ -121,12 +122,14 @@ class Graph(nn.Module):
         self.model = predictor.model
         self.config = predictor.model.config  # which transformers' exporter reads
         self.tokenizers = predictor.collator.tokenizers
+        self.residues = ResiduesOfIds(predictor.collator) if predictor.collator.residues else None
 
     def forward(self, sequences: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Predicts; rows without any residue in an input lack it."""
         kind = self.config.kind
         pooled = {}
         missing = {}
+        masks = {}
         for name, tokens in sequences.items():
             frame = self.tokenizers[name].template
             ids = tokens["input_ids"]
@@ -140,15 +143,30 @@ class Graph(nn.Module):
             states = encoder(**tokens).last_hidden_state
             pooled[name] = self.model.pooling_of(name)(states, {**tokens, "residue_mask": residues})
             missing[name] = ~residues.any(1)
+            masks[name] = residues
         if kind.per_residue:  # of one sequence
             logits = self.model.to_logits(self.model.head(states))
         else:
-            logits = self.model(embeddings=pooled, missing=missing).logits
+            every = {name: tokens["input_ids"] for name, tokens in sequences.items()}
+            read = {} if self.residues is None else {RESIDUES: self.residues(every, masks)}
+            logits = self.model(embeddings=pooled, missing=missing, **read).logits
         if kind.num_classes is not None:
             logits = logits.softmax(-1)
         elif kind.has_probabilities:
             logits = logits.sigmoid()
         return {"prediction": logits}
+
+
+def _like_training(collator: SequenceCollator, column: str, drawn: str) -> str:
+    """Makes a row of the length that heads count by position, if they do: of variants one that substitutes two."""
+    for source in collator.residues.values():
+        state = source.state()
+        if state.get("column") == column:
+            return f"{drawn[0]}{state['wild_type'][1:-1]}{drawn[-1]}"
+        lengths = [length for i, length, _ in state.get("columns", ()) if state["names"][i] == column]
+        if lengths and lengths[0]:
+            return (drawn * lengths[0])[: lengths[0]]
+    return drawn
 
 
 def _is_among(ids: Tensor, values: Sequence[int]) -> Tensor:
@@ -204,6 +222,7 @@ def compare_rows(predictor: AffinityPredictor, path: Path) -> float:
         for column in predictor.columns:
             lengths = draw.integers(1, MOST_RESIDUES, number)
             rows[column] = ["".join(draw.choice([*STANDARD], length)) for length in lengths]
+            rows[column][::2] = [_like_training(collator, column, one) for one in rows[column][::2]]
             if column in collator.missing_chains:
                 rows[column][-1] = ""
         feed: dict[str, np.ndarray] = {}

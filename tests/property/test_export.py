@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from inside import build_affinity_model
 
-from hf_ext.data import DataArguments
+from hf_ext.data import DataArguments, SequenceCollator, SequenceFeatures, Variants
 from hf_ext.errors import ArgumentError, MissingDependencyError
 from hf_ext.finished import export
 from hf_ext.labels import make_kind
@@ -67,16 +68,60 @@ def test_encoders_in_bits_are_refused(tmp_path, demo_encoders, monkeypatch):
         export.main(["--model", str(folder), "--output", str(tmp_path / "a.onnx")])
 
 
-def test_heads_that_read_residues_are_refused(tmp_path, demo_encoders, monkeypatch):
-    monkeypatch.setattr(export, "require", lambda *words: None)
+def save_reader(folder, encoders, columns, rows, wild_type="", **given):
+    """A folder of a model whose head reads residues of `rows` alone."""
+    variants = Variants.fit(rows, columns[0], wild_type) if wild_type else Variants()
+    counts = SequenceFeatures.fit(Dataset.from_list(rows), columns, 40)
+    sources = {**({"variants": variants} if wild_type else {}), "counts": counts}
+    num_counts = counts.num_features
 
     def mix(model):
-        made = HeadEnsemble([*model.embedding_sizes.values()], [2], [], num_residues=3)
-        made.add("residues", 1.0, made.make_stack("residues", 1, []))
+        made = HeadEnsemble(
+            [*model.embedding_sizes.values()],
+            [2] * len(model.embedding_sizes),
+            [],
+            num_residues=len(variants) + num_counts,
+            num_counts=num_counts,
+        )
+        for view, weight in (("residues", 0.7), ("counts", 0.3)):
+            made.add(view, weight, made.make_stack(view, 1, []))
         model.set_ensemble(made)
 
-    folder = save(tmp_path / "model", [demo_encoders[1]], ["sequence"], prepare=mix)
-    with pytest.raises(ArgumentError, match=r"mixed heads read residues .* not exported.* --head mlp"):
+    save(folder, encoders, columns, prepare=mix, **given)
+    collator = SequenceCollator.from_pretrained(folder)
+    collator.residues = sources
+    collator.save_pretrained(folder)
+    return str(folder)
+
+
+READ = {
+    "of variants": (["sequence"], [{"sequence": one} for one in ("MKTAYI", "MKTAYW", "MKSAYW", "ACTAYI", "ACSAYI")]),
+    "of a pair": (["heavy", "light"], [{"heavy": "EVQLVES", "light": "DIQMT"}, {"heavy": "QVQLQ", "light": "DIVLTQ"}]),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("what", READ)
+def test_what_heads_read_off_sequences_is_computed_in_the_file(what, tmp_path, demo_encoders):
+    pytest.importorskip("onnxruntime")
+    columns, rows = READ[what]
+    given = {"wild_type": "MKTAYI"} if len(columns) == 1 else {"tower_inputs": ["heavy+light"]}
+    folder = save_reader(tmp_path / "model", [demo_encoders[1]], columns, rows, **given)
+    path = export.main(["--model", folder, "--output", str(tmp_path / "a.onnx")])
+    asked = [*rows, {name: text[::-1] for name, text in rows[0].items()}, dict.fromkeys(columns, "MKTAYIA")]
+    asked = {name: [row[name] for row in asked] for name in columns}
+    expected = AffinityPredictor.from_pretrained(folder).predict(asked)
+    assert len({*np.round(expected, 4).tolist()}) >= len(rows)
+    assert np.allclose(run_script(path, asked), expected, atol=1e-5)
+
+
+def test_of_a_pair_that_may_lack_a_chain_heads_that_read_residues_are_refused(tmp_path, demo_encoders, monkeypatch):
+    monkeypatch.setattr(export, "require", lambda *words: None)
+    columns, rows = READ["of a pair"]
+    folder = save_reader(
+        tmp_path / "model", [demo_encoders[1]], columns, rows, tower_inputs=["heavy+light"], missing=["light"]
+    )
+    with pytest.raises(ArgumentError, match=r"of a pair one chain may be missing: .* --head mlp"):
         export.main(["--model", folder, "--output", str(tmp_path / "a.onnx")])
 
 
