@@ -24,6 +24,16 @@ PUBLISHED = {  # set of default_runs.json -> metric, what is published of frozen
     "stability": ("spearman", "0.750 +- 0.020", "0.765 +- 0.020", SCHMIRLER),
     "secondary structure": ("accuracy", "0.753", "0.761", SCHMIRLER),
     "remote homology": ("accuracy", "-", "0.21 (another transformer)", "TAPE, Rao et al. 2019"),
+    **dict.fromkeys(
+        (
+            "gb1, low against high",
+            "gb1, up to two against more mutations",
+            "beta-lactamase",
+            "beta-lactamase, positions",
+        ),
+        ("spearman", "-", "-", "none of this encoder found"),
+    ),
+    "signal peptide": ("mcc", "-", "-", "none of this encoder found"),
 }
 OF_FEW = {  # predictors of a run on few labels -> as the table calls them
     "model": "default",

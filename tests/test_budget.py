@@ -17,33 +17,33 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1701, 14),
     "arguments": (675, 7),
-    "baselines": (970, 9),
+    "baselines": (972, 9),
     "checkpoints": (1398, 11),
-    "comparing": (923, 8),
-    "data": (3743, 32),
+    "comparing": (924, 8),
+    "data": (3745, 32),
     "doctor": (790, 7),
-    "embeddings": (580, 6),
+    "embeddings": (582, 6),
     "evaluation": (2250, 21),
-    "finished": (1190, 13),
+    "finished": (1304, 14),
     "generation": (2024, 18),
-    "heads": (1167, 11),
+    "heads": (1172, 11),
     "hub": (215, 4),
     "labels": (1744, 14),
     "masked_lm": (529, 7),
     "memory": (645, 7),
     "models": (3511, 33),
-    "processes": (219, 4),
-    "property": (2316, 17),
-    "reporting": (2135, 14),
+    "processes": (248, 5),
+    "property": (2321, 17),
+    "reporting": (2140, 14),
     "saving": (748, 6),
     "speedups": (1958, 18),
-    "tasks": (468, 5),
+    "tasks": (472, 5),
     "text": (320, 4),
     "training": (2288, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 325_270, 9.43
+TOKENS, TOKENS_PER_LINE = 327_180, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
