@@ -187,7 +187,7 @@ def published() -> str:
     for name, (metric, frozen, tuned, source) in PUBLISHED.items():
         runs = [one for one in read("default_runs")["runs"] if (one["data"], one["asked"]) == (name, "auto")]
         own = mean_and_spread([run["scores"]["model"][metric]["value"] for run in runs])
-        rows.append([name, metric, frozen, tuned, own, f"{mean(run['cpu_s'] for run in runs):.0f} s", source])
+        rows.append([name, metric, frozen, tuned, own, f"{median(run['cpu_s'] for run in runs):.0f} s", source])
     return table(
         rows, ["data", "metric", "published, frozen", "published, fine-tuned", "ours, frozen", "CPU time", "source"]
     )
@@ -236,7 +236,7 @@ def _default_table(metrics: dict[str, tuple[str, Callable[..., Any]]]) -> str:
             cells.append(_best_baseline(own[0]["scores"], metric, best))
             cells.append(f"{large['scores']['model'][metric]['value']:.3f}" if large else "-")
         cells.append(_count_verdicts(own))
-        cpu = mean(run["cpu_s"] for run in own)
+        cpu = median(run["cpu_s"] for run in own)
         rows.append([*cells, f"{cpu:.0f} s" + (f" / {large['cpu_s']:.0f} s" if large else "")])
     headers = [word for title, _ in metrics.values() for word in (title, "best baseline", "`--head mlp`")]
     return table(rows, ["data", "seeds", "rows, train / test", *headers, "verdicts", "CPU time / of `--head mlp`"])
