@@ -168,7 +168,7 @@ def few_labelled() -> str:
     panels: dict[str, dict[str, list[float]]] = {run["data"]: {} for run in runs}
     for run in runs:
         names = {"model": "likelihood"} if run["side"] == "likelihood" else FEW
-        for who in names.keys() & run["scores"].keys():
+        for who in [who for who in names if who in run["scores"]]:
             panels[run["data"]].setdefault(names[who], [])
     for (name, lines), label in product(panels.items(), FEW_COLOURS):
         side = "likelihood" if label == "likelihood" else "default"

@@ -33,6 +33,10 @@ BESIDE = {
     "gb1": ("sequence_to_value", "sequence", "target", "split", None),
 }
 WORDS = {**SETS, PEPTIDES: "signal_peptide_8152.csv.gz --label_column label --split_column split", DEMO: ""}
+BIOTRAINERS = {
+    "sequence_to_class": ("mcc", "matthews-corr-coeff"),
+    "sequence_to_value": ("spearman", "spearmans-corr-coeff"),
+}
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 SCRIPT = """
 import sys, json, numpy as np, pandas as pd, torch
@@ -120,9 +124,9 @@ def run_once(name: str, side: str, given: argparse.Namespace) -> dict[str, Any]:
         ((metric, value),) = json.loads((folder / "score.json").read_text()).items()
         return {**found, "score": value, "metric": metric}
     text = next((folder / "out").glob("out.yml")).read_text()
-    metric = {"sequence_to_class": "matthews-corr-coeff", "sequence_to_value": "spearmans-corr-coeff"}[BESIDE[name][0]]
+    metric, told = BIOTRAINERS[BESIDE[name][0]]
     after = text[text.index("test_results") :]
-    value = float(after[after.index(metric) :].split(":", 1)[1].split()[0])
+    value = float(after[after.index(told) :].split(":", 1)[1].split()[0])
     return {**found, "score": value, "metric": metric}
 
 
