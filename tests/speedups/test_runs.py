@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import platform
 import subprocess
@@ -15,7 +16,7 @@ from inside import label_only
 from miniature_esm import NO_DROPOUT, make_esm, make_wide_esm
 from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import RecordingCollator, pad_rows
-from transformers import EsmForTokenClassification, Trainer
+from transformers import EsmForTokenClassification, Trainer, TrainerCallback
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
@@ -52,6 +53,28 @@ def test_a_run_ends_in_the_weights_of_one_without_and_the_model_is_as_it_was(tmp
     ours.end()
     assert not any("forward" in own for own in own_parts(ours.model).values())
     assert ours.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.gpu
+def test_on_a_card_fp16_learns_as_float32_and_a_step_that_overflows_is_left_out(tmp_path):
+    plain = make_trainer(tmp_path / "plain", use_cpu=False)
+    ours = make_trainer(tmp_path / "ours", use_cpu=False, fp16=True)
+    weight, seen = next(ours.model.parameters()), []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *event, **kwargs):
+            seen.append((weight.detach().clone(), ours.accelerator.scaler.get_scale()))
+
+    ours.add_callback(Watch())
+    weight.register_hook(lambda gradient: gradient * (math.inf if len(seen) == 2 else 1.0))
+    for trainer in (plain, ours):
+        trainer.train()
+    pairs = zip(plain.state.log_history[:3], ours.state.log_history[:3], strict=True)
+    assert all(abs(one["loss"] - other["loss"]) < 3e-2 for one, other in pairs)
+    (_, before), (second, scale), (third, halved), (fourth, _) = seen
+    assert scale == before > halved == scale / 2
+    assert torch.equal(third, second)
+    assert not torch.equal(fourth, third)
 
 
 def test_off_means_untouched(tmp_path):
