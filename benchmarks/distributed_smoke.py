@@ -143,10 +143,12 @@ def compare_ranks(words: list[str], device: str, backend: str, limit_s: float) -
         try:
             train(parse_arguments([*given, f"{scratch}/alone"]))
             while (codes := [rank.poll() for rank in ranks]) != [0, 0]:
-                if any(codes) or time.perf_counter() - began > limit_s:
-                    wrong = next((one for one, code in enumerate(codes) if code), codes.index(None))
-                    lines = Path(f"{scratch}/{wrong}.txt").read_text().strip().splitlines() or [""]
-                    raise RuntimeError(f"rank {wrong}, exit code {codes[wrong]}: {lines[-1]}")
+                if time.perf_counter() - began > limit_s:
+                    raise RuntimeError(f"ranks did not end in {limit_s:.0f} s: exit codes {codes}")
+                for rank, code in enumerate(codes):
+                    if code:
+                        lines = Path(f"{scratch}/{rank}.txt").read_text().strip().splitlines() or [""]
+                        raise RuntimeError(f"rank {rank} ended with {code}: {lines[-1]}")
                 time.sleep(0.1)
         finally:
             for rank in ranks:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from gpu_parts import COMPILES_S, OURS, ROUNDS, STOCK, Shape, build_model, build_tokenizer, draw_chains
-from gpu_session import Entry
+from gpu_rounds import Entry
 
 from hf_ext.hardware import Device, Hardware, detect_hardware
 from hf_ext.models import pack_encoders

@@ -1,9 +1,7 @@
 """The parts of `gpu_session.py`, each in a process that it starts: what they measure, in rounds.
 
 Models have random weights, made on the device itself from a configuration: 650M of them take a second there, and ten
-on a CPU. Sides of a training part are one model in one process: stock Trainer at its best (half precision under
-autocast, rows grouped by length, SDPA, fused AdamW, data workers), and FastTrainer with `max_speed`, first without
-compiled blocks, then with them. Each turn begins at the same weights and trains once on the same rows.
+on a CPU.
 """
 
 from __future__ import annotations
@@ -21,17 +19,16 @@ from typing import Any
 
 import torch
 from common import make_esm2
-from gpu_session import CUT_CODE, PARTS, ROOT, Entry, first_line, open_entry
-from transformers import TrainerCallback
+from gpu_rounds import ROOT, Entry, first_line, open_entry
+from gpu_session import CUT_CODE, PARTS
 
 from hf_ext.hardware import Hardware, detect_hardware
 
 ROUNDS = 3
-COMPILES_S = 30.0  # with less left, compiled blocks are not begun
-AGAIN_S = 6.0  # of a turn whose blocks are compiled already, beside its steps
+COMPILES_S = 30.0  # with less left, what is compiled is not begun
 TEST_S = 10.0  # with less left, no further test is
 COMPILES = re.compile("compile|flex")  # tests that come last
-STOCK, OURS, COMPILED = "stock", "max_speed", "max_speed, compiled"
+STOCK, OURS = "stock", "max_speed"
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,6 @@ def choose_shape(hardware: Hardware, is_toy: bool) -> Shape:
         return Shape("150M", rows=8, esmc_rows=4, encoded=64, pairs=32)
     is_fast = hardware.peak_tflops.get("bf16", 0) > 500
     return Shape() if is_fast else Shape(passes=1, encoded=256)
-
-
-# --- what all measure with -------------------------------------------------------------------------------------------
 
 
 def draw_chains(number: int, is_toy: bool, longest: int = 1022) -> list[str]:
@@ -113,176 +107,6 @@ def free_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-# --- training --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Subject:
-    """A model that sides train in turn, and what they train it on.
-
-    Attributes:
-        kept: its weights, at which each turn begins. classes: of its modules.
-    """
-
-    model: Any
-    rows: Any
-    collator: Any
-    tokenizer: Any
-    batch: int
-    passes: int
-    shape: Shape
-
-    def __post_init__(self) -> None:
-        self.kept = [parameter.detach().clone() for parameter in self.model.parameters()]
-        self.classes = [type(module) for module in self.model.modules()]
-
-    def restore(self) -> None:
-        """Gives the model its first weights, in the precision that they had: of LoRA's base they stay rounded."""
-        for module, kind in zip(self.model.modules(), self.classes, strict=True):
-            module.__class__ = kind
-        for parameter, kept in zip(self.model.parameters(), self.kept, strict=True):
-            parameter.grad = None
-            parameter.data = kept.clone()
-        free_memory()
-
-
-def build_masked_lm(family: str, lora: bool, shape: Shape, hardware: Hardware) -> Subject:
-    from datasets import Dataset
-
-    from hf_ext.data import MaskedLMCollator, ResidueTokenizer
-    from hf_ext.models import LoraSettings, wrap_with_lora
-
-    model = build_model(family, shape, hardware.kind)
-    if lora:
-        model = wrap_with_lora(model, LoraSettings(r=8))
-    batch = shape.rows if family == "esm2" else shape.esmc_rows
-    chains = draw_chains(batch * shape.passes * shape.steps, shape.is_toy, longest=510)
-    tokenizer = build_tokenizer()
-    collator = MaskedLMCollator(ResidueTokenizer(tokenizer, 1, 512), max_residues=510)
-    rows = Dataset.from_dict({"sequence": chains, "length": [len(chain) for chain in chains]})
-    return Subject(model, rows, collator, tokenizer, batch, shape.passes, shape)
-
-
-def build_generator(shape: Shape, hardware: Hardware) -> Subject:
-    """Of antibodies: the Transformer of `hf-ext generate`, on its generated pairs."""
-    from hf_ext.data import make_demo_pairs
-    from hf_ext.generation.building import Inputs
-    from hf_ext.generation.rows import AntibodyRows
-    from hf_ext.models import AntibodyGenerator, GeneratorConfig
-
-    torch.manual_seed(0)
-    config = GeneratorConfig.of_size("transformer", "tiny" if shape.is_toy else "full")
-    model = AntibodyGenerator.from_new_weights(config).to(hardware.kind)
-    pairs = make_demo_pairs(shape.pairs * shape.steps)
-    inputs = Inputs()
-    columns = [tuple(pairs[name][:]) for name in ("heavy", "light", "antigen")]
-    rows = inputs.tokenize(AntibodyRows(*columns, (None,) * len(pairs)))
-    return Subject(model, rows, inputs.collator, inputs.encoder.tokenizer, shape.pairs, 1, shape)
-
-
-def build_trainer(side: str, subject: Subject, hardware: Hardware, folder: str) -> Any:
-    """Trainer at its best, or FastTrainer with `max_speed`."""
-    from hf_ext.arguments import preset_values
-    from hf_ext.reporting import ThroughputCallback
-    from hf_ext.tasks.running import build_stock_trainer
-    from hf_ext.trainer import FastTrainer
-    from hf_ext.training_args import FastTrainingArguments
-
-    given: dict[str, Any] = {"per_device_train_batch_size": subject.batch, "max_steps": subject.shape.steps}
-    given |= {"gradient_accumulation_steps": subject.passes, "learning_rate": 1e-4, "logging_steps": 1000}
-    given |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": 0}
-    if hardware.kind == "cuda":
-        given |= {"bf16": True} if hardware.native_bf16 else {"fp16": True}
-    if side == STOCK:
-        given |= {"train_sampling_strategy": "group_by_length"}
-        given |= {"dataloader_num_workers": 2} if hardware.kind == "cuda" else {}
-    else:
-        given |= {**preset_values("max_speed"), "without": ["compile"] if side == OURS else []}
-    args = FastTrainingArguments(folder, **given)
-    parts = {"model": subject.model, "train_dataset": subject.rows, "data_collator": subject.collator}
-    if not hasattr(subject.collator, "tokenizer"):
-        parts["processing_class"] = subject.tokenizer
-    if side == STOCK:
-        trainer: Any = build_stock_trainer(args, frozenset(), **parts)
-    else:
-        parts["train_dataset"] = subject.rows.remove_columns("length")
-        trainer = FastTrainer(args=args, **parts)
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, ThroughputCallback):
-            callback.warmup_steps = subject.shape.warmup
-    return trainer
-
-
-def is_enough(step: int, shape: Shape, entry: Entry) -> bool:
-    """Whether a turn ends early: its time is used, and a step counts."""
-    return step > shape.warmup and entry.clock() >= entry.turn_ends
-
-
-class EndsInTime(TrainerCallback):
-    """Ends a turn whose time is used."""
-
-    def __init__(self, shape: Shape, entry: Entry) -> None:
-        self.shape = shape
-        self.entry = entry
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: object) -> None:
-        if is_enough(state.global_step, self.shape, self.entry):
-            control.should_training_stop = True
-
-
-def train_once(side: str, subject: Subject, hardware: Hardware, entry: Entry) -> dict[str, Any]:
-    """A turn: what the steps after the warm-up took, and the loss where all were taken.
-
-    Raises:
-        RuntimeError: the side was to compile, and could not.
-    """
-    subject.restore()
-    kept_bytes = sum(kept.nbytes for kept in subject.kept)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(side, subject, hardware, folder)
-        trainer.add_callback(EndsInTime(subject.shape, entry))
-        try:
-            if side == COMPILED and trainer.plan["compile"].status != "applied":
-                raise RuntimeError(f"not compiled: {trainer.plan['compile'].reason}")
-            found = trainer.train().metrics
-        finally:
-            trainer.accelerator.free_memory() if side == STOCK else trainer.close()
-    unit = next(name for name in ("residues", "tokens", "sequences") if f"train_{name}_per_s" in found)
-    steps = trainer.state.global_step
-    rows = trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps
-    step_s = rows / found["train_sequences_per_s"]
-    turn = {"unit": unit, "rate": found[f"train_{unit}_per_s"], "mfu": found.get("train_mfu")}
-    turn |= {"steps": steps - subject.shape.warmup, "step_s": round(step_s, 5)}
-    turn["peak_bytes"] = torch.cuda.max_memory_allocated() - kept_bytes if hardware.kind == "cuda" else 0
-    turn["loss"] = round(found["train_loss"], 4) if steps == subject.shape.steps else None
-    return turn | ({"again_s": AGAIN_S + subject.shape.steps * step_s} if side == COMPILED else {})
-
-
-def run_training(part: str, entry: Entry, shape: Shape) -> bool:
-    """Sides in turn, then compiled blocks."""
-    hardware = detect_hardware()
-    entry.begin("its model")
-    training, _, family = part.partition("_")
-    if part == "generator":
-        subject = build_generator(shape, hardware)
-        what = "generator, Transformer"
-    else:
-        subject = build_masked_lm(family, training == "lora", shape, hardware)
-        model = f"ESM-2 {shape.esm2}" if family == "esm2" else "ESM C 300M"
-        what = f"{model}, {'LoRA' if training == 'lora' else training}"
-    trained = sum(one.numel() for one in subject.model.parameters() if one.requires_grad)
-    entry.result |= {"what": what, "rows_per_step": subject.batch * subject.passes, "trained_parameters": trained}
-    turns = {side: partial(train_once, side, subject, hardware, entry) for side in (STOCK, OURS, COMPILED)}
-    compiled = {COMPILED: turns.pop(COMPILED)}
-    rounds = 1 if shape.is_toy else ROUNDS
-    if not entry.take_rounds(turns, rounds):
-        return False
-    return part == "generator" or entry.take_rounds(compiled, rounds, least_s=COMPILES_S)
-
-
-# --- the other parts -------------------------------------------------------------------------------------------------
-
-
 def run_memory(entry: Entry, shape: Shape) -> bool:
     """Bytes of three set-ups, as the ledger predicts them and as torch allocates them."""
     from memory_ledger import CASES, measure, predict
@@ -311,10 +135,13 @@ class Recorder:
         left = [item for item in items if self.found.get(item.nodeid) != "passed"]
         items[:] = sorted(left, key=lambda item: bool(COMPILES.search(item.nodeid)))
 
-    def pytest_runtest_protocol(self, item: Any) -> None:
-        if not self.entry.begin(item.nodeid, TEST_S):
-            self.is_cut = True
-            item.session.shouldstop = "no time left"
+    def pytest_runtest_protocol(self, item: Any) -> bool | None:
+        """Keeps pytest from a test that it returns something for."""
+        if self.entry.begin(item.nodeid, TEST_S):
+            return None
+        self.is_cut = True
+        item.session.shouldstop = "no time left"
+        return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or not report.passed:
@@ -356,12 +183,21 @@ def run_processes(entry: Entry, shape: Shape) -> bool:
     return is_done
 
 
-RUN: dict[str, Callable[[Entry, Shape], bool]] = {
-    "tests": run_tests,
-    "memory": run_memory,
-    "processes": run_processes,
-    **{part: partial(run_training, part) for part in ("full_esm2", "lora_esm2", "full_esmc", "generator")},
-}
+RUN = {"tests": run_tests, "memory": run_memory, "processes": run_processes}
+TRAINING = ("full_esm2", "lora_esm2", "full_esmc", "generator")
+
+
+def find_part(name: str) -> Callable[[Entry, Shape], bool]:
+    """What runs a part: given its entry and the shape for the card, whether it has all its rounds."""
+    if name == "encoding":
+        from gpu_encoding import run_encoding
+
+        return run_encoding
+    if name in TRAINING:
+        from gpu_training import run_training
+
+        return partial(run_training, name)
+    return RUN[name]
 
 
 def main() -> int:
@@ -371,12 +207,8 @@ def main() -> int:
     parser.add_argument("--session", type=Path, required=True, help="The file that has an entry of the part.")
     parser.add_argument("--ends", type=float, required=True, help="On the monotonic clock.")
     args = parser.parse_args()
-    if args.part == "encoding":
-        from gpu_encoding import run_encoding as run
-    else:
-        run = RUN[args.part]
     entry = open_entry(args.session, args.part, args.ends)
-    is_done = run(entry, choose_shape(detect_hardware(), args.size == "toy"))
+    is_done = find_part(args.part)(entry, choose_shape(detect_hardware(), args.size == "toy"))
     problems = entry.result.get("problems", {})
     if problems and not any(entry.result["rounds"].values()):
         sys.exit(next(iter(problems.values())))

@@ -12,10 +12,13 @@ from typing import Any
 import distributed_smoke
 import gpu_encoding
 import gpu_parts
+import gpu_training
 import memory_ledger
 import pytest
-from gpu_parts import COMPILED, OURS, STOCK, choose_shape, is_enough
-from gpu_session import CUT, FINISHED, GRACE_S, PARTS, Entry, run_parts
+from gpu_parts import OURS, STOCK, choose_shape, find_part
+from gpu_rounds import CUT, Entry, run_parts
+from gpu_session import FINISHED, GRACE_S, PARTS
+from gpu_training import COMPILED, is_enough
 from torch import nn
 
 from hf_ext.hardware import describe_hardware
@@ -75,10 +78,9 @@ class Card:
         self.limits.append(limit_s)
         self.ends = self.now + limit_s - GRACE_S / 2
         entry = Entry(self.results.setdefault(part, {}), self.now + limit_s - GRACE_S, clock=lambda: self.now)
-        run = gpu_encoding.run_encoding if part == "encoding" else gpu_parts.RUN[part]
         try:
             self.take(START_S)
-            self.statuses[part] = FINISHED if run(entry, choose_shape(self.hardware, is_toy=False)) else CUT
+            self.statuses[part] = FINISHED if find_part(part)(entry, self.shape()) else CUT
         except Ended:
             self.statuses[part] = "timed out"
         return self.statuses[part]
@@ -147,11 +149,11 @@ def session(monkeypatch):
 
     def run(*given: Any, loop=run_parts, **changed: Any) -> Card:
         card = Card(*given, **changed)
-        for module in (gpu_parts, gpu_encoding):
+        for module in (gpu_parts, gpu_encoding, gpu_training):
             monkeypatch.setattr(module, "detect_hardware", lambda: card.hardware)
-        monkeypatch.setattr(gpu_parts, "build_masked_lm", card.build)
-        monkeypatch.setattr(gpu_parts, "build_generator", card.build)
-        monkeypatch.setattr(gpu_parts, "train_once", card.train)
+        monkeypatch.setattr(gpu_training, "build_masked_lm", card.build)
+        monkeypatch.setattr(gpu_training, "build_generator", card.build)
+        monkeypatch.setattr(gpu_training, "train_once", card.train)
         monkeypatch.setattr(gpu_parts, "free_memory", lambda: None)
         monkeypatch.setattr(gpu_encoding, "make_batches", lambda *given: [])
         monkeypatch.setattr(gpu_encoding.Side, "__call__", lambda side: card.encode(side))

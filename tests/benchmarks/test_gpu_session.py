@@ -12,13 +12,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-import gpu_parts
+import gpu_rounds
 import gpu_session
 import pytest
 import torch
-from gpu_parts import COMPILED, OURS, STOCK, is_enough, train_once
-from gpu_session import FINISHED, PARTS, Entry, name_output, open_session, parse_arguments
+from gpu_parts import OURS, STOCK, choose_shape
+from gpu_rounds import Entry
+from gpu_session import FINISHED, PARTS, name_output, open_session, parse_arguments
 from gpu_tables import parts_table, speed_table
+from gpu_training import COMPILED, build_masked_lm, is_enough, train_once
 
 from hf_ext.errors import ArgumentError
 from hf_ext.hardware import detect_hardware
@@ -62,8 +64,8 @@ def test_a_toy_session_finishes_every_part_and_measures_what_it_says(toy):
 @pytest.mark.nightly
 @pytest.mark.parametrize("lora", [False, True])
 def test_every_turn_of_a_side_begins_at_the_same_weights_whatever_the_other_side_did_to_them(lora, bf16_cpu):
-    hardware, shape = detect_hardware("cpu"), gpu_parts.choose_shape(None, is_toy=True)
-    subject = gpu_parts.build_masked_lm("esm2", lora, shape, hardware)
+    hardware, shape = detect_hardware("cpu"), choose_shape(None, is_toy=True)
+    subject = build_masked_lm("esm2", lora, shape, hardware)
     entry = Entry({}, math.inf)
     assert entry.take_rounds({side: partial(train_once, side, subject, hardware, entry) for side in (STOCK, OURS)}, 2)
     assert entry.result["problems"] == {}
@@ -86,7 +88,7 @@ def test_a_turn_whose_time_is_used_ends_after_a_step_that_counts_and_a_side_that
     assert ends[:2] == [100 / 3, 100]  # a share of what is left for each side without a round
     assert entry.result["problems"]["fails"].endswith("'PROJECT/absent'")
     assert entry.result["now"] == "slow, round 3"
-    shape = gpu_parts.choose_shape(None, is_toy=True)
+    shape = choose_shape(None, is_toy=True)
     entry.turn_ends = now[0]
     assert [is_enough(step, shape, entry) for step in (1, 2)] == [False, True]
 
@@ -138,7 +140,7 @@ def test_the_page_says_where_faesms_kernel_was_not_measured_and_why(tmp_path):
 
 
 def test_parts_that_crash_raise_or_hang_are_recorded_with_what_they_had_found_and_later_ones_run(tmp_path, monkeypatch):
-    saves = "from gpu_session import *; e = open_entry(Path(sys.argv[1]), sys.argv[2], 1e9); "
+    saves = "from gpu_rounds import *; import subprocess; e = open_entry(Path(sys.argv[1]), sys.argv[2], 1e9); "
     saves += "turn = e.result['turns'] = e.result.get('turns', 0) + 1; e.begin('turn 2'); "
     codes = {
         "tests": "import os; os.abort()",
@@ -156,7 +158,7 @@ def test_parts_that_crash_raise_or_hang_are_recorded_with_what_they_had_found_an
     monkeypatch.setattr(gpu_session, "make_command", lambda part, s, path, e: ["-c", codes[part], str(path), part])
     monkeypatch.setattr(gpu_session, "PARTS", tuple(codes))
     monkeypatch.setattr(gpu_session, "GRACE_S", 0.4)
-    monkeypatch.setattr(gpu_session, "LEAST_S", 1.0)
+    monkeypatch.setattr(gpu_rounds, "LEAST_S", 1.0)
     monkeypatch.setattr(gpu_session, "detect_machine", lambda: MACHINE)
     path, began = tmp_path / "session.json", time.monotonic()
     words = ["--size", "toy", "--parts", *codes, "--output", str(path), "--minutes", "0.3"]
