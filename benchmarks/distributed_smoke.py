@@ -45,7 +45,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="Optimizer steps of each run.")
     parser.add_argument("--rows", type=int, default=16, help="Rows per step, over all processes.")
     parser.add_argument("--length", type=int, default=128, help="Tokens of each row.")
-    parser.add_argument("--backend", choices=("nccl", "gloo"), help="Of the ranks; NCCL takes one rank a card.")
+    parser.add_argument("--backend", choices=("nccl", "gloo"), help=argparse.SUPPRESS)
     parser.add_argument("--is_rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
@@ -119,11 +119,11 @@ def differences(folder: Path, reference: Path) -> dict[str, Any]:
     return {"passed": passed, "loss_difference": of_loss, "weight_difference": of_weight, "missing_keys": missing}
 
 
-def compare_ranks(words: list[str], device: str, backend: str, limit_s: float) -> dict[str, Any]:
+def compare_ranks(words: list[str], device: str, limit_s: float) -> dict[str, Any]:
     """Two ranks, started without a launcher, beside this process, all three at once; what differs.
 
-    With `gloo` both may be on one card: Accelerate deals out to ranks the cards that there are. They are children of
-    this process, so that they end with its group.
+    Over gloo both may be on one card: NCCL refuses that ("Duplicate GPU detected"), and Accelerate deals out to ranks
+    the cards that there are. They are children of this process, so that they end with its group.
 
     Raises:
         RuntimeError: a rank failed, or did not end.
@@ -134,7 +134,7 @@ def compare_ranks(words: list[str], device: str, backend: str, limit_s: float) -
         group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
         free.close()
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        given = [*words, "--backend", backend, "--is_rank", "--output"]
+        given = [*words, "--backend", "gloo", "--is_rank", "--output"]
         for one in ("0", "1"):
             environment = {**os.environ, **hidden, **group, "RANK": one, "LOCAL_RANK": one}
             command = [sys.executable, str(Path(__file__).resolve()), *given, f"{scratch}/ranks"]

@@ -108,14 +108,7 @@ class Side:
         flops = 2 * sum(one.numel() for one in weights) * tokens
         mfu = None if device.why_no_mfu("") else device.mfu(flops / seconds)
         peak = torch.cuda.max_memory_allocated() - others if kind == "cuda" else 0
-        return {
-            "unit": "tokens",
-            "rate": tokens / seconds,
-            "mfu": mfu,
-            "step_s": None,
-            "peak_bytes": peak,
-            "loss": None,
-        }
+        return {"unit": "tokens", "rate": tokens / seconds, "mfu": mfu, "peak_bytes": peak}
 
 
 def run_encoding(entry: Entry, shape: Shape) -> bool:

@@ -20,8 +20,10 @@ CUT = "cut"
 LEAST_S = 30.0  # a part that was cut begins anew with as much: it needs 12 s to start, and some for a model
 Turn = Callable[[], dict[str, Any]]
 # What a side may raise that cannot run on this card, or not yet: it is written down, and the others go on.
-TURN_ERRORS = (RuntimeError, ValueError, ImportError, OSError, RunEnded, TypeError, LookupError, AttributeError)
-TURN_ERRORS += (AssertionError,)
+TURN_ERRORS = (
+    *(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    *(ImportError, OSError, MemoryError, RunEnded),
+)
 
 
 def run_parts(

@@ -78,7 +78,7 @@ def run_part(part: str, size: str, output: Path, limit_s: float) -> str:
     print(f"{part}: at most {limit_s:.0f} s", flush=True)
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         command = [sys.executable, *make_command(part, size, output, began + limit_s - GRACE_S)]
-        code = run_limited(command, part, log, limit_s)
+        code = run_limited(command, log, limit_s)
         log.seek(0)
         lines = [line for line in log.read().replace(str(ROOT), "PROJECT").splitlines() if line.strip()]
     session = json.loads(output.read_text(encoding="utf-8"))
@@ -99,14 +99,14 @@ def run_part(part: str, size: str, output: Path, limit_s: float) -> str:
     return entry["status"]
 
 
-def run_limited(command: list[str], part: str, log: Any, limit_s: float) -> int | None:
+def run_limited(command: list[str], log: Any, limit_s: float) -> int | None:
     """The exit code of a part's command; None where it had to be ended. What it started ends with it."""
     if limit_s <= GRACE_S:
         return None
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # where nothing can be reached, asking takes long
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    if part != "processes":  # Trainer would split batches over all cards
-        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    # Trainer would split batches over all cards.
+    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     process = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -36,8 +36,8 @@ def toy(tmp_path_factory) -> dict:
     """A whole session at toy size, in a process without a GPU."""
     path = tmp_path_factory.mktemp("session") / "toy.json"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, gpu_session.__file__, "--size", "toy", "--output", str(path)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1200)
+    words = [sys.executable, gpu_session.__file__, "--size", "toy", "--output", str(path), "--minutes", "30"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1900)
     assert done.returncode == 0, path.read_text()[-3000:]
     return json.loads(path.read_text())
 

@@ -56,9 +56,9 @@ def test_a_run_ends_in_the_weights_of_one_without_and_the_model_is_as_it_was(tmp
 
 
 @pytest.mark.gpu
-def test_on_a_card_fp16_learns_as_float32_and_a_step_that_overflows_is_left_out(tmp_path):
+def test_on_a_card_fp16_begins_at_the_loss_of_float32_and_a_step_that_overflows_is_left_out(tmp_path):
     plain = make_trainer(tmp_path / "plain", use_cpu=False)
-    ours = make_trainer(tmp_path / "ours", use_cpu=False, fp16=True)
+    ours = make_trainer(tmp_path / "ours", use_cpu=False, fp16=True, max_steps=8)
     weight, seen = next(ours.model.parameters()), []
 
     class Watch(TrainerCallback):
@@ -66,15 +66,17 @@ def test_on_a_card_fp16_learns_as_float32_and_a_step_that_overflows_is_left_out(
             seen.append((weight.detach().clone(), ours.accelerator.scaler.get_scale()))
 
     ours.add_callback(Watch())
-    weight.register_hook(lambda gradient: gradient * (math.inf if len(seen) == 2 else 1.0))
+    weight.register_hook(lambda gradient: gradient * (math.inf if len(seen) == 5 else 1.0))
     for trainer in (plain, ours):
         trainer.train()
-    pairs = zip(plain.state.log_history[:3], ours.state.log_history[:3], strict=True)
-    assert all(abs(one["loss"] - other["loss"]) < 3e-2 for one, other in pairs)
-    (_, before), (second, scale), (third, halved), (fourth, _) = seen
-    assert scale == before > halved == scale / 2
-    assert torch.equal(third, second)
-    assert not torch.equal(fourth, third)
+    first, other = (trainer.state.log_history[0]["loss"] for trainer in (plain, ours))
+    assert abs(first - other) < 3e-2
+    # Earlier steps may overflow too, until a scale is found that gradients bear.
+    (before, scale), (same, halved), (after, kept) = seen[4:7]
+    assert scale > halved == scale / 2 == kept
+    assert torch.equal(same, before)
+    assert not torch.equal(after, same)
+    assert not torch.equal(before, seen[0][0])
 
 
 def test_off_means_untouched(tmp_path):
