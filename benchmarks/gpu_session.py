@@ -2,7 +2,7 @@ r"""Eight minutes on a card that nobody has measured: one command, numbers after
 
     python benchmarks/gpu_session.py              # writes benchmarks/results/gpu_session_CARD.json
     python benchmarks/gpu_session.py --parts encoding memory --minutes 3
-    python benchmarks/gpu_session.py --size toy   # tiny shapes, also on a CPU, in 90 seconds: does it run?
+    python benchmarks/gpu_session.py --size toy   # tiny shapes, also on a CPU, in about 90 seconds: does it run?
 
 Each part is a process of its own with a time limit, an even share of what is left. What it measures it measures in
 rounds, and each stands in the file as soon as it has ended; what does not fit is left out by rounds, and begun again

@@ -19,9 +19,7 @@ from gpu_rounds import Entry
 from transformers import TrainerCallback
 
 from hf_ext.arguments import preset_values
-from hf_ext.data import MaskedLMCollator, ResidueTokenizer, make_demo_pairs
-from hf_ext.generation.building import Inputs
-from hf_ext.generation.rows import AntibodyRows
+from hf_ext.data import AntibodyCollator, MaskedLMCollator, PairEncoder, ResidueTokenizer, make_demo_pairs
 from hf_ext.hardware import Hardware, detect_hardware
 from hf_ext.models import AntibodyGenerator, GeneratorConfig, LoraSettings, wrap_with_lora
 from hf_ext.reporting import ThroughputCallback
@@ -81,10 +79,11 @@ def build_generator(shape: Shape, hardware: Hardware) -> Subject:
     config = GeneratorConfig.of_size("transformer", "tiny" if shape.is_toy else "full")
     model = AntibodyGenerator.from_new_weights(config).to(hardware.kind)
     pairs = make_demo_pairs(shape.pairs * shape.steps)
-    inputs = Inputs()
-    columns = [tuple(pairs[name][:]) for name in ("heavy", "light", "antigen")]
-    rows = inputs.tokenize(AntibodyRows(*columns, (None,) * len(pairs)))
-    return Subject(model, rows, inputs.collator, inputs.encoder.tokenizer, shape.pairs, 1, shape)
+    encoder = PairEncoder(None)
+    columns = encoder.encode_rows(*(pairs[name][:] for name in ("antigen", "heavy", "light")))
+    columns["length"] = [len(antigen) + len(pair) for antigen, pair in zip(columns["input_ids"], columns["labels"])]
+    collator = AntibodyCollator(encoder.antigens.pad_token_id)
+    return Subject(model, Dataset.from_dict(columns), collator, encoder.tokenizer, shape.pairs, 1, shape)
 
 
 def build_trainer(side: str, subject: Subject, hardware: Hardware, folder: str) -> Any:
