@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="Optimizer steps of each run.")
     parser.add_argument("--rows", type=int, default=16, help="Rows per step, over all processes.")
     parser.add_argument("--length", type=int, default=128, help="Tokens of each row.")
+    parser.add_argument("--backend", choices=("nccl", "gloo"), help=argparse.SUPPRESS)
     parser.add_argument("--is_rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
@@ -80,6 +82,7 @@ def train(args: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"max_steps": args.steps, "per_device_train_batch_size": each, "learning_rate": 1e-4}
     settings |= {"effective_batch_size": args.rows, "logging_steps": 1, "save_strategy": "no", "seed": 0}
     settings |= {"report_to": "none", "disable_tqdm": True}
+    settings |= {"ddp_backend": args.backend} if "WORLD_SIZE" in os.environ else {}
     trainer = FastTrainer(
         make_esm2(args.model_size), FastTrainingArguments(str(args.output), **settings), train_dataset=rows
     )
@@ -114,6 +117,45 @@ def differences(folder: Path, reference: Path) -> dict[str, Any]:
     missing = sorted(EsmForMaskedLM.from_pretrained(folder, output_loading_info=True)[1]["missing_keys"])
     passed = max(of_loss, of_weight) <= ALLOWED and not missing
     return {"passed": passed, "loss_difference": of_loss, "weight_difference": of_weight, "missing_keys": missing}
+
+
+def compare_ranks(words: list[str], device: str, limit_s: float) -> dict[str, Any]:
+    """Two ranks, started without a launcher, beside this process, all three at once; what differs.
+
+    Over gloo both may be on one card: NCCL refuses that ("Duplicate GPU detected"), and Accelerate deals out to ranks
+    the cards that there are. They are children of this process, so that they end with its group.
+
+    Raises:
+        RuntimeError: a rank failed, or did not end.
+    """
+    began, ranks = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as scratch, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        free.close()
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        given = [*words, "--backend", "gloo", "--is_rank", "--output"]
+        for one in ("0", "1"):
+            environment = {**os.environ, **hidden, **group, "RANK": one, "LOCAL_RANK": one}
+            command = [sys.executable, str(Path(__file__).resolve()), *given, f"{scratch}/ranks"]
+            with open(f"{scratch}/{one}.txt", "w") as log:
+                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        try:
+            train(parse_arguments([*given, f"{scratch}/alone"]))
+            while (codes := [rank.poll() for rank in ranks]) != [0, 0]:
+                if time.perf_counter() - began > limit_s:
+                    raise RuntimeError(f"ranks did not end in {limit_s:.0f} s: exit codes {codes}")
+                for rank, code in enumerate(codes):
+                    if code:
+                        lines = Path(f"{scratch}/{rank}.txt").read_text().strip().splitlines() or [""]
+                        raise RuntimeError(f"rank {rank} ended with {code}: {lines[-1]}")
+                time.sleep(0.1)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        found = differences(Path(scratch) / "ranks", Path(scratch) / "alone")
+    return {"seconds": round(time.perf_counter() - began, 1), **found}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,47 +1,38 @@
 """Frozen encoding without gradients: padded batches under autocast beside packed rows with weights in half precision.
 
-    python benchmarks/gpu_encoding.py --output encoding.json
-    python benchmarks/gpu_encoding.py --kernels --output attention.json
-
-Ours is what an affinity run does with a frozen encoder: weights stored in the half precision of the card, rows packed,
-the kernel that `--attention auto` takes. Both sides get the same rows, sorted by length, as many at a time as so many
-padded tokens hold, and take turns. With `--kernels`, other choices of `--attention` take turns with that one, on fewer
-rows; one that does not run says why.
+A part of `gpu_session.py`. Ours is what a run does with a frozen encoder: weights stored in the half precision of the
+card, rows packed, the kernel that `--attention auto` takes. All sides get the same rows, sorted by length, as many at a
+time as so many padded tokens hold, and take turns. Other choices of `--attention` come last, on ESM-2.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from common import interleave, quartiles
-from gpu_session import MODELS, build_model, build_tokenizer, draw_chains
+from gpu_parts import COMPILES_S, OURS, ROUNDS, STOCK, Shape, build_model, build_tokenizer, draw_chains
+from gpu_rounds import Entry
 
-from hf_ext.hardware import Hardware, detect_hardware
+from hf_ext.hardware import Device, Hardware, detect_hardware
 from hf_ext.models import pack_encoders
 from hf_ext.speedups.attention import FAESM_SDPA, set_attention
 
-NUM_ROWS = {"full": 1024, "toy": 12}
-TOKENS = {"full": 32_768, "toy": 64}  # of a padded batch
-ROUNDS = {"full": 3, "toy": 1}
-STOCK, OURS = "stock", "max_speed"
+MODELS = {"esm2": "ESM-2 650M", "esmc": "ESM C 300M"}
+TOKENS, TOY_TOKENS = 32_768, 64  # of a padded batch
 OTHERS = ("faesm", "fa2", "flex")  # flex last: it is compiled
-FEWER = 4  # times, for other kernels
 Batches = list[dict[str, torch.Tensor]]
 
 
-def make_batches(tokenizer: Any, size: str, device: str, num_rows: int) -> Batches:
+def make_batches(tokenizer: Any, shape: Shape, device: str) -> Batches:
     """Rows from the longest to the shortest, cut into batches."""
-    rows, batches, start = sorted(draw_chains(num_rows, size == "toy"), key=len, reverse=True), [], 0
+    rows, batches, start = sorted(draw_chains(shape.encoded, shape.is_toy), key=len, reverse=True), [], 0
     while start < len(rows):
-        end = start + max(1, TOKENS[size] // (len(rows[start]) + 2))
+        end = start + max(1, (TOY_TOKENS if shape.is_toy else TOKENS) // (len(rows[start]) + 2))
         batch = tokenizer(rows[start:end], padding=True, return_tensors="pt").to(device)
         batches.append({name: batch[name] for name in ("input_ids", "attention_mask")})
         start = end
@@ -60,9 +51,9 @@ def choose_half(hardware: Hardware) -> torch.dtype | None:
     return torch.bfloat16 if hardware.native_bf16 else torch.float16
 
 
-def make_encoder(model: Any, hardware: Hardware, half: torch.dtype | None, kernel: str) -> Any:
+def make_encoder(model: Any, half: torch.dtype | None, kernel: str) -> Any:
     """The encoder of a model, ready; `sdpa` is the stock one, in float32 and padded."""
-    model = model.to(hardware.kind).eval()
+    model = model.eval()
     if kernel == "sdpa":
         return model.base_model
     if half is not None:
@@ -74,71 +65,74 @@ def make_encoder(model: Any, hardware: Hardware, half: torch.dtype | None, kerne
     return model.base_model
 
 
-@torch.inference_mode()
-def encode(encoder: Any, batches: Batches, kind: str, autocast: torch.dtype | None) -> tuple[float, float, Any]:
-    """Seconds, GiB, and the mean state of each row."""
-    if kind == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-    began, pooled = time.perf_counter(), []
-    with torch.autocast(kind, autocast) if autocast else nullcontext():
-        for batch in batches:
-            mask = batch["attention_mask"].unsqueeze(-1)
-            pooled.append((encoder(**batch).last_hidden_state * mask).sum(1) / mask.sum(1))
-    states = torch.cat(pooled).float().cpu()  # waits for the card
-    seconds = time.perf_counter() - began
-    return seconds, torch.cuda.max_memory_allocated() / 2**30 if kind == "cuda" else 0.0, states
+class Side:
+    """An encoder with a kernel, made when its first turn comes; `states` are the mean ones of each row, of the last."""
+
+    def __init__(self, make: Callable[[], Any], batches: Batches, hardware: Hardware, kernel: str) -> None:
+        self.make = make
+        self.batches = batches
+        self.hardware = hardware
+        self.kernel = kernel
+        self.states: Any = None
+
+    @cached_property
+    def encoder(self) -> Any:
+        """Which has seen the longest rows and the shortest."""
+        made = make_encoder(self.make(), choose_half(self.hardware), self.kernel)
+        self.encode(made, [self.batches[0], self.batches[-1]])
+        return made
+
+    @torch.inference_mode()
+    def encode(self, encoder: Any, batches: Batches) -> torch.Tensor:
+        """Mean states of each row, on the CPU, for which the card is waited for."""
+        half, pooled = choose_half(self.hardware), []
+        with torch.autocast(self.hardware.kind, half) if half and self.kernel == "sdpa" else nullcontext():
+            for batch in batches:
+                mask = batch["attention_mask"].unsqueeze(-1)
+                pooled.append((encoder(**batch).last_hidden_state * mask).sum(1) / mask.sum(1))
+        return torch.cat(pooled).float().cpu()
+
+    def __call__(self) -> dict[str, Any]:
+        """A turn: tokens per second, and bytes without those of other sides."""
+        kind, half, encoder = self.hardware.kind, choose_half(self.hardware), self.encoder
+        weights, others = [*encoder.parameters()], 0
+        if kind == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            others = torch.cuda.memory_allocated() - sum(one.nbytes for one in weights)
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        self.states = self.encode(encoder, self.batches)
+        seconds = time.perf_counter() - began
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in self.batches)
+        device = Device(self.hardware, {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(half, "fp32"), 1)
+        flops = 2 * sum(one.numel() for one in weights) * tokens
+        mfu = None if device.why_no_mfu("") else device.mfu(flops / seconds)
+        peak = torch.cuda.max_memory_allocated() - others if kind == "cuda" else 0
+        return {"unit": "tokens", "rate": tokens / seconds, "mfu": mfu, "peak_bytes": peak}
 
 
-def measure(family: str, size: str, hardware: Hardware, kernels: dict[str, str], num_rows: int) -> dict[str, Any]:
-    """Tokens per second of two sides, their ratio round by round, and how far their states are from each other."""
-    half = choose_half(hardware)
-    with tempfile.TemporaryDirectory() as folder:
-        batches = make_batches(build_tokenizer(Path(folder)), size, hardware.kind, num_rows)
-    runs = {}
-    for side, kernel in kernels.items():
-        encoder = make_encoder(build_model(family, size == "toy"), hardware, half, kernel)
-        runs[side] = partial(encode, encoder, batches, hardware.kind, half if kernel == "sdpa" else None)
-    found = interleave(runs, ROUNDS[size])
-    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    stock, ours = found.values()
-    return {
-        "kernels": kernels,
-        "tokens_per_s": {side: quartiles([tokens / run[0] for run in each], 0) for side, each in found.items()},
-        "peak_memory_gib": {side: max(run[1] for run in each) for side, each in found.items()},
-        "times_as_fast": quartiles([slow[0] / fast[0] for slow, fast in zip(stock, ours)]),
-        "relative_difference": ((ours[-1][2] - stock[-1][2]).norm() / stock[-1][2].norm()).item(),
-    }
-
-
-def compare_kernel(kernel: str, size: str, hardware: Hardware) -> dict[str, Any]:
-    """`measure` of a kernel beside that of `auto`, on ESM-2; or its `problem`."""
-    best = choose_kernel(hardware, choose_half(hardware))
-    if kernel == "faesm" and best != "varlen":
-        kernel = FAESM_SDPA
-    try:
-        return measure("esm2", size, hardware, {best: best, kernel: kernel}, NUM_ROWS[size] // FEWER)
-    except (RuntimeError, ValueError, ImportError) as error:  # what kernels raise where they cannot run
-        return {"problem": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("full", "toy"), default="full", help="toy: tiny shapes, also on a CPU.")
-    parser.add_argument("--kernels", action="store_true", help=f"Measure {', '.join(OTHERS)} beside that of auto.")
-    parser.add_argument("--output", type=Path, required=True)
-    args = parser.parse_args()
+def run_encoding(entry: Entry, shape: Shape) -> bool:
+    """Both models, padded and packed; then other kernels."""
     hardware = detect_hardware()
-    kernels = {STOCK: "sdpa", OURS: choose_kernel(hardware, choose_half(hardware))}
-    found: dict[str, Any] = {}
-    for name in OTHERS if args.kernels else MODELS.values():
-        if args.kernels:
-            found[name] = compare_kernel(name, args.size, hardware)
-        else:
-            (family,) = [key for key, model in MODELS.items() if model == name]
-            found[name] = measure(family, args.size, hardware, kernels, NUM_ROWS[args.size])
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    entry.begin("its rows")
+    best = choose_kernel(hardware, choose_half(hardware))
+    batches = make_batches(build_tokenizer(), shape, hardware.kind)
+    sized = shape if shape.is_toy else replace(shape, esm2="650M")
+    rounds = 1 if shape.is_toy else ROUNDS
+    kernels = {"faesm": "faesm" if best == "varlen" else FAESM_SDPA, "fa2": "fa2", "flex": "flex"}
+    sides = {}
+    for family, name in MODELS.items():
+        make = partial(build_model, family, sized, hardware.kind)
+        sides[family] = {f"{name}, {STOCK}": Side(make, batches, hardware, "sdpa")}
+        sides[family][f"{name}, {OURS}"] = Side(make, batches, hardware, best)
+    make = partial(build_model, "esm2", sized, hardware.kind)
+    others = {f"{MODELS['esm2']}, {kernels[one]}": Side(make, batches, hardware, kernels[one]) for one in OTHERS}
+    entry.result |= {"what": "frozen", "kernel": best}
+    is_done = entry.take_rounds({**sides["esm2"], **sides["esmc"]}, rounds)
+    for pair in sides.values():
+        padded, packed = (side.states for side in pair.values())
+        if padded is not None and packed is not None:
+            name = next(iter(pair)).rpartition(",")[0]
+            difference = ((packed - padded).norm() / padded.norm()).item()
+            entry.result.setdefault("relative_difference", {})[name] = difference
+    return is_done and entry.take_rounds(others, rounds, warms_up=True, least_s=0 if shape.is_toy else COMPILES_S)

@@ -1,12 +1,14 @@
-r"""The first half hour on a card that nobody has measured: one command, numbers after each of its parts.
+r"""Eight minutes on a card that nobody has measured: one command, numbers after each round of each of its parts.
 
-    python benchmarks/gpu_session.py              # writes benchmarks/results/gpu_session.json
-    python benchmarks/gpu_session.py --parts encoding memory --minutes 5
-    python benchmarks/gpu_session.py --size toy --output /tmp/toy.json    # tiny shapes, also on a CPU: does it run?
+    python benchmarks/gpu_session.py              # writes benchmarks/results/gpu_session_CARD.json
+    python benchmarks/gpu_session.py --parts encoding memory --minutes 3
+    python benchmarks/gpu_session.py --size toy   # tiny shapes, also on a CPU, in about 90 seconds: does it run?
 
-Each part is a command in a process of its own with a time limit; `PARTS` says which. One that fails, crashes, hangs or
-is out of memory is written down with the end of its log, and the next begins. Started again, parts that finished on the
-same commit are not repeated. The exit code is 1 where a part did not finish.
+Each part is a process of its own with a time limit, an even share of what is left. What it measures it measures in
+rounds, and each stands in the file as soon as it has ended; what does not fit is left out by rounds, and begun again
+where later parts leave time. A part that fails, crashes, hangs or is out of memory is written down with its reason,
+and the next begins. Started again on the same commit, it goes on with what is missing. The exit code is 1 where a part
+did not finish.
 
 faesm's flash kernel and the package flash-attn are tested and measured where flash-attn is installed: pip install
 --no-build-isolation -e ".[flash]" takes nvcc, or a wheel for this torch. Elsewhere they read "not measured".
@@ -17,177 +19,132 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from common import make_esm2
-from transformers import EsmcConfig, EsmcForMaskedLM, EsmTokenizer
+# Nothing heavy: torch takes memory on the card, and a part has seconds. Parts import it, each in its process.
+from gpu_rounds import CUT, ROOT, first_line, run_parts, save_session
 
-from hf_ext.data import ESM_VOCABULARY
 from hf_ext.errors import ArgumentError, exit_on_errors
-from hf_ext.files import write_text
-from hf_ext.hardware import Hardware, detect_hardware
 from hf_ext.optional import installed_version
 
-ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-# Part -> minutes of 30; what earlier parts leave is shared out among the later ones. In order of worth. On an H100
-# tests took 25 s and encoding 80 s; full_esm2 did not end in 3 minutes, lora_esm2 not in 1.6, memory not in 0.8.
-PARTS = {
-    "tests": 1.0,
-    "encoding": 2.0,
-    "attention": 1.5,
-    "full_esm2": 5.5,
-    "lora_esm2": 5.0,
-    "full_esmc": 5.0,
-    "lora_esmc": 4.0,
-    "memory": 3.0,
-    "processes": 3.0,
-}
-MODELS = {"esm2": "ESM-2 650M", "esmc": "ESM C 300M"}
-GRACE_S = 10.0  # between asking a part to end, which launchers hand on to their ranks, and ending it
+PARTS = ("tests", "full_esm2", "lora_esm2", "memory", "encoding", "full_esmc", "generator", "processes")
+FINISHED, BEGUN = "finished", "begun"
+CUT_CODE = 75  # EX_TEMPFAIL: a part that ended by itself, because no further round would have fitted
+GRACE_S = 4.0  # of a part's limit, for its end: of its own accord in the first half, then by force
+DETECTION_S = 60.0
 LOG_LINES = 30
+DETECT = """import json
+from hf_ext.hardware import detect_hardware
+found = detect_hardware()
+print(json.dumps({"device": found.name, "kind": found.kind, "memory_gib": found.memory_gib}))"""
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("full", "toy"), default="full", help="toy: tiny shapes, no numbers.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="All by default, in this order.")
-    parser.add_argument("--output", type=Path, default=BENCHMARKS / "results" / "gpu_session.json")
-    parser.add_argument("--minutes", type=float, default=30.0, help="Of the whole session.")
+    parser.add_argument("--output", type=Path, help="In benchmarks/results, named by the card; of a toy in outputs/.")
+    parser.add_argument("--minutes", type=float, default=8.0, help="Of the whole session.")
     return parser.parse_args(words)
 
 
-def draw_chains(number: int, is_toy: bool) -> list[str]:
-    """Random residues; lengths are log-normal about 270 between 30 and 1,022, as proteins' are, and 6 to 24 of toys."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = (torch.randn(number, generator=generator) * 0.7 + 5.6).exp().clamp(30, 1022)
-    if is_toy:
-        lengths = torch.randint(6, 25, (number,), generator=generator)
-    drawn = [torch.randint(0, 20, (int(length),), generator=generator).tolist() for length in lengths]
-    return ["".join("ACDEFGHIKLMNPQRSTVWY"[i] for i in row) for row in drawn]
+# --- one part -------------------------------------------------------------------------------------------------------
 
 
-def build_model(family: str, is_toy: bool) -> Any:
-    """A masked language model with random weights, always the same."""
-    if family == "esm2":
-        shape = {"token_dropout": True, "layer_norm_eps": 1e-5, "max_position_embeddings": 1026}
-        return make_esm2("tiny" if is_toy else "650M", **shape)
-    width, layers, heads, inner = (32, 2, 2, 64) if is_toy else (960, 30, 15, 2560)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return EsmcForMaskedLM(EsmcConfig(**sizes, intermediate_size=inner))
+def make_command(part: str, size: str, output: Path, ends: float) -> list[str]:
+    """The words after `python` of a part."""
+    return [str(BENCHMARKS / "gpu_parts.py"), part, "--size", size, "--session", str(output), "--ends", str(ends)]
 
 
-def build_tokenizer(folder: Path) -> EsmTokenizer:
-    """ESM-2's, whose ids are also those of ESM C; by way of a file in `folder`."""
-    (folder / "vocab.txt").write_text("\n".join(ESM_VOCABULARY) + "\n")
-    return EsmTokenizer(str(folder / "vocab.txt"), model_max_length=1024)
+def run_part(part: str, size: str, output: Path, limit_s: float) -> str:
+    """Runs a part and writes into the session how it ended, after how long and why; returns the first.
+
+    Never takes longer than `limit_s`, but where the system does not end a process.
+    """
+    began = time.monotonic()
+    session = json.loads(output.read_text(encoding="utf-8"))
+    entry = session["parts"].setdefault(part, {"seconds": 0.0, "result": {}})
+    entry |= {"status": BEGUN, "reason": ""}
+    save_session(output, session)
+    print(f"{part}: at most {limit_s:.0f} s", flush=True)
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        command = [sys.executable, *make_command(part, size, output, began + limit_s - GRACE_S)]
+        code = run_limited(command, log, limit_s)
+        log.seek(0)
+        lines = [line for line in log.read().replace(str(ROOT), "PROJECT").splitlines() if line.strip()]
+    session = json.loads(output.read_text(encoding="utf-8"))
+    entry = session["parts"][part]
+    last = {"reason": first_line(lines[-1] if lines else ""), "log_end": lines[-LOG_LINES:]}
+    now = entry["result"].pop("now", "its start")
+    if code == 0:
+        entry |= {"status": FINISHED, "log_end": []}
+    elif code == CUT_CODE:
+        entry |= {"status": CUT, "reason": f"no time for {now}", "log_end": []}
+    elif code is None:
+        entry |= {"status": "timed out", **last, "reason": f"in {now}"}
+    else:
+        entry |= {"status": f"failed with exit code {code}", **last}
+    entry["seconds"] = round(entry["seconds"] + time.monotonic() - began, 1)
+    save_session(output, session)
+    print(f"{part}: {entry['status']} {entry['reason']} after {time.monotonic() - began:.0f} s", flush=True)
+    return entry["status"]
 
 
-def compare_command(part: str, size: str, hardware: Hardware, folder: Path) -> list[str]:
-    """`hf-ext compare` of `max_speed` with Trainer at its best on the same rows, masked language modelling."""
-    training, family = part.split("_")
-    is_toy, roomy = size == "toy", hardware.memory_gib is not None and hardware.memory_gib >= 40
-    table = folder / "chains.csv"
-    table.write_text("\n".join(["sequence", *draw_chains(256 if is_toy else 2048, is_toy)]) + "\n")
-    half = "bf16" if hardware.native_bf16 else "fp16" if hardware.native_fp16 else None
-    # Stock Trainer has no LoRA: there it is ours without a speed-up, as Trainer is with PEFT.
-    baseline: dict[str, Any] = {"preset": "baseline", "train_sampling_strategy": "group_by_length"}
-    baseline |= {"stock_trainer": True} if training == "full" else {}
-    baseline |= {half: True} if half and hardware.kind == "cuda" else {}
-    (folder / "trainer.yaml").write_text(json.dumps(baseline))
-    for made in (build_model(family, is_toy), build_tokenizer(folder)):  # as from the Hub: LoRA adapts no new model
-        made.save_pretrained(folder / "model")
-    words = ["--recipe", "mlm", "--baseline", str(folder / "trainer.yaml"), "--rounds", "1" if is_toy else "2"]
-    words += ["--output_dir", str(folder / "runs")]
-    rows, passes = (2, 2) if is_toy else (16, 4) if roomy else (4, 2)
-    shared = f"--dataset_name {table} --sequence_columns sequence --split random --split_sizes 0.98 0.01 0.01"
-    shared += f" --per_device_train_batch_size {rows} --gradient_accumulation_steps {passes} --max_steps 12"
-    shared += f" --eval_strategy no --save_strategy no --model_name_or_path {folder / 'model'}"
-    shared += " --use_peft true" if training == "lora" else ""
-    return ["-m", "hf_ext", "compare", *words, "--", *shared.split()]
-
-
-def make_command(part: str, size: str, hardware: Hardware, folder: Path) -> list[str]:
-    """The words after `python` of a part. Without a GPU tests are collected only, and DDP alone is launched."""
-    is_toy, device = size == "toy", "cuda" if hardware.kind == "cuda" else "cpu"
-    result = ["--output", str(folder / "result.json")]
-    if part == "tests":
-        marked = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-        words = ["-m", "pytest", "-o", "addopts=", "-m", "gpu", "--disable-warnings", "-rs"]
-        return [*words, *(["--collect-only"] if device == "cpu" else []), *marked]
-    if part in ("encoding", "attention"):
-        kernels = ["--kernels"] if part == "attention" else []
-        return [str(BENCHMARKS / "gpu_encoding.py"), "--size", size, *kernels, *result]
-    if part == "memory":
-        cases = ["full", "LoRA"] if is_toy else ["full", "full, bf16", "full, all together", "LoRA, bf16", "frozen"]
-        shape = ["--size", "tiny"] if is_toy else ["--size", "650M"]
-        return [str(BENCHMARKS / "memory_ledger.py"), "--device", device, *shape, "--cases", *cases, *result]
-    if part == "processes":
-        small = ["--model_size", "tiny", "--steps", "2", "--rows", "4", "--length", "12"] if is_toy else []
-        return [str(BENCHMARKS / "distributed_smoke.py"), "--device", device, *small, *result]
-    return compare_command(part, size, hardware, folder)
-
-
-def run_part(part: str, size: str, hardware: Hardware, limit_s: float) -> dict[str, Any]:
-    """The entry of a part: status, seconds, what it wrote, and the end of its log where it did not finish."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [sys.executable, *make_command(part, size, hardware, folder)]
-        visible = {} if part == "processes" else {"CUDA_VISIBLE_DEVICES": "0"}  # Trainer would split batches over all
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, **(visible if hardware.kind == "cuda" else {}), "PYTHONPATH": paths}
-        log, began = folder / "log.txt", time.monotonic()
-        with log.open("w") as stream:
-            given: dict[str, Any] = {"stdout": stream, "stderr": subprocess.STDOUT, "start_new_session": True}
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, **given)
-            try:
-                code = process.wait(limit_s)
-                status = "finished" if code == 0 else f"failed with exit code {code}"
-            except subprocess.TimeoutExpired:
-                status = "timed out"
-            finally:
-                end_group(process)
-        entry: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - began, 1)}
-        entry["result"] = read_result(folder)
-        if status != "finished" or entry["result"] is None:
-            lines = log.read_text(errors="replace").replace(str(ROOT), "PROJECT").replace(name, "TMP").splitlines()
-            entry["log_end"] = lines[-LOG_LINES:]
-        return entry
-
-
-def end_group(process: subprocess.Popen[Any]) -> None:
-    """Ends a process and what it started, where it has not ended."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                continue
-
-
-def read_result(folder: Path) -> Any:
-    """What a part wrote; of a comparison, what the table shows."""
-    if (folder / "result.json").is_file():
-        return json.loads((folder / "result.json").read_text())
-    if not (path := folder / "runs" / "comparison.json").is_file():
+def run_limited(command: list[str], log: Any, limit_s: float) -> int | None:
+    """The exit code of a part's command; None where it had to be ended. What it started ends with it."""
+    if limit_s <= GRACE_S:
         return None
-    found = json.loads(path.read_text())
-    kept = ("rate", "peak_memory_gib", "final_loss")
-    sides = {name: {key: side[key] for key in kept} for name, side in found["sides"].items()}
-    ratios = {name: pair["ratio"] for name, pair in found["against"].items()}
-    return {"unit": found["unit"], "rounds": found["rounds"], "sides": sides, "times_as_fast": ratios}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # where nothing can be reached, asking takes long
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    # Trainer would split batches over all cards.
+    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(limit_s - GRACE_S / 2)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):  # its ranks and workers too, which may live on
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # one that waits for the driver cannot be ended
+            process.wait(GRACE_S / 4)
 
 
-def describe_session(size: str, hardware: Hardware) -> dict[str, Any]:
+# --- the session ----------------------------------------------------------------------------------------------------
+
+
+def detect_machine() -> dict[str, Any]:
+    """What this machine computes on. In a process of its own, which a driver may hold up.
+
+    Raises:
+        ArgumentError: the device does not answer.
+    """
+    words = [sys.executable, "-c", DETECT]
+    given: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "check": True, "timeout": DETECTION_S}
+    try:
+        return json.loads(subprocess.run(words, **given).stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, IndexError, ValueError) as error:
+        said = first_line(str(getattr(error, "stderr", "") or error).strip().rpartition("\n")[2])
+        raise ArgumentError(f"The device does not answer torch: {said}. See whether `nvidia-smi` ends.") from error
+
+
+def describe_session(size: str, machine: dict[str, Any]) -> dict[str, Any]:
     """What was measured, and on what; a file of another is never overwritten."""
     commit = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
@@ -196,7 +153,6 @@ def describe_session(size: str, hardware: Hardware) -> dict[str, Any]:
         code = "unknown"
     names = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed", "flash-attn")
     versions = {name: installed_version(name) for name in names}
-    machine = {"device": hardware.name, "kind": hardware.kind, "memory_gib": hardware.memory_gib}
     return {"size": size, "machine": machine, "commit": code, "versions": versions, "parts": {}}
 
 
@@ -220,30 +176,38 @@ def open_session(path: Path, session: dict[str, Any]) -> dict[str, Any]:
     return {**session, "parts": parts if is_current else {}}
 
 
+def name_output(size: str, machine: dict[str, Any]) -> Path:
+    """Where a session goes that names no file: one for each card."""
+    card = re.sub(r"[^a-z0-9]+", "_", machine["device"].lower())
+    folder = BENCHMARKS / "results" if size == "full" else ROOT / "outputs"
+    return folder / f"gpu_session_{card if size == 'full' else 'toy'}.json"
+
+
 def main(words: list[str] | None = None) -> int:
-    """Runs the parts that are not done and writes the file after each; 1 where one did not finish."""
+    """Runs the parts that are not done; 1 where one did not finish."""
+    began = time.monotonic()
     args = parse_arguments(words)
-    hardware = detect_hardware()
-    if hardware.kind != "cuda" and args.size == "full":
+    machine = detect_machine()
+    if machine["kind"] != "cuda" and args.size == "full":
         raise ArgumentError("No GPU: torch sees no CUDA device. --size toy says whether the session runs, on a CPU.")
-    session = open_session(args.output, describe_session(args.size, hardware))
-    done = {part for part, entry in session["parts"].items() if entry["status"] == "finished"}
+    output = args.output or name_output(args.size, machine)
+    session = open_session(output, describe_session(args.size, machine))
+    done = {part for part, entry in session["parts"].items() if entry["status"] == FINISHED}
     left = [part for part in PARTS if part in args.parts and part not in done]
-    print(f"{hardware.name}, {session['commit']} -> {args.output}: {', '.join(left) or 'all parts finished before'}")
+    print(f"{machine['device']}, {session['commit']} -> {output}: {', '.join(left) or 'all parts finished before'}")
     if "tests" in left and not session["versions"]["flash-attn"]:
         print("flash-attn is not installed: it and faesm are not measured. pip install -e '.[flash]' brings it.")
-    ends = time.monotonic() + 60 * args.minutes
-    for number, part in enumerate(left):
-        share = PARTS[part] / sum(PARTS[each] for each in left[number:])
-        limit_s = max(1.0, share * (ends - time.monotonic()))
-        print(f"{part}: at most {limit_s:.0f} s", flush=True)
-        entry = session["parts"][part] = run_part(part, args.size, hardware, limit_s)
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.output, json.dumps(session, indent=1) + "\n")
-        print(f"{part}: {entry['status']} after {entry['seconds']:.0f} s", flush=True)
-    return 0 if all(session["parts"][part]["status"] == "finished" for part in args.parts) else 1
+    for part in left:  # a side that failed is tried again
+        session["parts"].get(part, {"result": {}})["result"].pop("problems", None)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_session(output, session)
+    budget_s = 60 * args.minutes - (time.monotonic() - began)
+    run_parts(left, budget_s, lambda part, limit_s: run_part(part, args.size, output, limit_s))
+    ended = json.loads(output.read_text(encoding="utf-8"))["parts"]
+    return 0 if all(ended[part]["status"] == FINISHED for part in args.parts) else 1
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the part under way is ended too
     with exit_on_errors():
         sys.exit(main())

@@ -39,7 +39,7 @@ from hf_ext.errors import ArgumentError, HfExtError
 
 CONTRIBUTING, CONFIGS = ROOT / "CONTRIBUTING.md", ROOT / "accelerate_configs" / "README.md"
 TEXTS = {page: page.read_text(encoding="utf-8") for page in (*PAGES, CONTRIBUTING, ROOT / "CHANGELOG.md", CONFIGS)}
-WRITTEN = {"benchmarks/results/gpu_session.json"}  # by whoever has a card
+WRITTEN = {"benchmarks/results/gpu_session_CARD.json"}  # by whoever has a card
 # Flags of other people's programs and of benchmarks.
 ELSEWHERE = {"config_file", "num_processes", "main_process_port", "quiet", "nproc_per_node"}
 ELSEWHERE |= {"size", "parts", "minutes", "dry-run", "path", "env", "flavor", "timeout", "attempts", "version"}

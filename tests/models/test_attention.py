@@ -181,12 +181,19 @@ def test_decoders_and_cross_attention_are_answered_as_by_sdpa():
 
 
 @pytest.mark.gpu
-def test_varlen_on_a_gpu_equals_one_sequence_at_a_time():
-    segments, *rows, _ = make_inputs(lengths=(30, 64, 7), dtype=torch.bfloat16)
-    on_gpu = VarlenLayout.from_mask((torch.arange(64) < torch.tensor([30, 64, 7])[:, None]).cuda())
-    found = KERNELS["varlen"](*(x.cuda() for x in rows), on_gpu, SCALING, 0.0, None).cpu()
-    expected = one_at_a_time(*rows, segments, SCALING, 0.0, None)
-    assert ((found.double() - expected).abs().max() / expected.abs().max()).item() < 2e-2
+@pytest.mark.parametrize("name", ["varlen", "padded"])
+def test_on_a_gpu_outputs_and_gradients_equal_one_sequence_at_a_time(name):
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "varlen" and not has_bf16:
+        pytest.skip("flash attention takes compute capability 8.0")
+    segments, *rows, _ = make_inputs(lengths=(30, 64, 7), dtype=torch.bfloat16 if has_bf16 else torch.float16)
+    results = []
+    for kernel, device in ((KERNELS[name], "cuda"), (one_at_a_time, "cpu")):
+        inputs = [x.detach().to(device).requires_grad_() for x in rows]
+        output = kernel(*inputs, segments.to(device), SCALING, 0.0, None)
+        results.append([output, *torch.autograd.grad(output.double().square().sum(), inputs)])
+    for ours, expected in zip(*results, strict=True):
+        assert ((ours.cpu().double() - expected).norm() / expected.double().norm()).item() < 2e-2
 
 
 def large_esm(scale=60.0):

@@ -89,9 +89,10 @@ def test_on_a_gpu_outputs_and_gradients_are_those_of_attention_with_padding(kern
     name, _, biased = kernel.partition(" ")
     if name == "fa2":
         pytest.importorskip("flash_attn", reason='pip install -e ".[flash]"')
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     results = []
     for each in (name, "padded"):
-        segments, rows, bias = make_rows((130, 7, 300), dtype=torch.bfloat16)
+        segments, rows, bias = make_rows((130, 7, 300), dtype=torch.bfloat16 if has_bf16 else torch.float16)
         inputs = [x.cuda().requires_grad_() for x in (*rows, *([bias] if biased else []))]
         scores = inputs[3] if biased else None
         output = KERNELS[each](*inputs[:3], segments.to("cuda"), 0.3, 0.0, scores)

@@ -82,6 +82,16 @@ def test_inductor_ends_in_the_weights_of_stock_training(tmp_path):
     assert largest_weight_difference(compiled.model, stock.model) < 1e-5
 
 
+@pytest.mark.gpu
+def test_on_a_card_compiled_packed_blocks_end_in_the_weights_of_stock_training(tmp_path):
+    stock = make_trainer(tmp_path / "stock", use_cpu=False)
+    compiled = make_trainer(tmp_path / "run", use_cpu=False, **PACKED_BLOCKS)
+    assert compiled.plan.applied("compile")
+    for trainer in (stock, compiled):
+        trainer.train()
+    assert largest_weight_difference(compiled.model, stock.model) < 1e-4
+
+
 @pytest.mark.nightly
 def test_a_mode_is_torchs_and_cuda_graphs_are_told_where_each_pass_begins(tmp_path, monkeypatch):
     """Decided for an A100; on a CPU torch compiles the same, and replays nothing."""

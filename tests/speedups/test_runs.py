@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import platform
 import subprocess
@@ -15,7 +16,7 @@ from inside import label_only
 from miniature_esm import NO_DROPOUT, make_esm, make_wide_esm
 from tiny_masked_lm import IGNORED, largest_weight_difference, make_args, make_rows, make_trainer
 from token_rows import RecordingCollator, pad_rows
-from transformers import EsmForTokenClassification, Trainer
+from transformers import EsmForTokenClassification, Trainer, TrainerCallback
 from transformers.models.esm.modeling_esm import EsmIntermediate
 
 from hf_ext.errors import ArgumentError, DataError, PlanRefused
@@ -52,6 +53,30 @@ def test_a_run_ends_in_the_weights_of_one_without_and_the_model_is_as_it_was(tmp
     ours.end()
     assert not any("forward" in own for own in own_parts(ours.model).values())
     assert ours.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.gpu
+def test_on_a_card_fp16_begins_at_the_loss_of_float32_and_a_step_that_overflows_is_left_out(tmp_path):
+    plain = make_trainer(tmp_path / "plain", use_cpu=False)
+    ours = make_trainer(tmp_path / "ours", use_cpu=False, fp16=True, max_steps=8)
+    weight, seen = next(ours.model.parameters()), []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *event, **kwargs):
+            seen.append((weight.detach().clone(), ours.accelerator.scaler.get_scale()))
+
+    ours.add_callback(Watch())
+    weight.register_hook(lambda gradient: gradient * (math.inf if len(seen) == 5 else 1.0))
+    for trainer in (plain, ours):
+        trainer.train()
+    first, other = (trainer.state.log_history[0]["loss"] for trainer in (plain, ours))
+    assert abs(first - other) < 3e-2
+    # Earlier steps may overflow too, until a scale is found that gradients bear.
+    (before, scale), (same, halved), (after, kept) = seen[4:7]
+    assert scale > halved == scale / 2 == kept
+    assert torch.equal(same, before)
+    assert not torch.equal(after, same)
+    assert not torch.equal(before, seen[0][0])
 
 
 def test_off_means_untouched(tmp_path):
