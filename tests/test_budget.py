@@ -15,7 +15,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1701, 14),
+    ".": (1726, 14),
     "arguments": (675, 7),
     "baselines": (972, 9),
     "checkpoints": (1398, 11),
@@ -32,18 +32,18 @@ BUDGET = {
     "masked_lm": (529, 7),
     "memory": (645, 7),
     "models": (3511, 33),
-    "processes": (248, 5),
+    "processes": (219, 4),
     "property": (2321, 17),
-    "reporting": (2140, 14),
+    "reporting": (2139, 14),
     "saving": (748, 6),
     "speedups": (1958, 18),
-    "tasks": (472, 5),
+    "tasks": (471, 5),
     "text": (320, 4),
     "training": (2288, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_180, 9.44
+TOKENS, TOKENS_PER_LINE = 327_160, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
@@ -61,7 +61,7 @@ LONG = {
 }
 # Files of fewer than 60: what starts a program, or is imported before anything heavy.
 SHORT = {
-    *("__main__.py", "hub/__main__.py", "startup.py", "faces.py", "memory/out_of_memory.py"),
+    *("__main__.py", "hub/__main__.py", "faces.py", "memory/out_of_memory.py"),
     *("masked_lm/task.py", "finished/predict.py"),
 }
 TOKEN_KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)

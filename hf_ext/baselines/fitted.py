@@ -24,7 +24,7 @@ from ..data import (
 )
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
-from ..processes import phase
+from ..startup import phase
 from ..text import capitalize, seconds
 from .by_kind import KernelBaseline, NearestBaseline, make_linear, predict_constant
 from .embedded import Encode, encode_as_before, pooled_features

@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict
 
 from ..errors import DataError
 from ..labels import LabelKind, shorten
-from ..processes import phase
+from ..startup import phase
 from .columns import Report, column_names
 from .near_copies import has_near
 from .splits import draw_rows

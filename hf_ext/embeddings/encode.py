@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..memory import DidNotFit, attempt
-from ..processes import phase
+from ..startup import phase
 from ..text import is_watched
 from .store import EmbeddingStore, find_not_finite, name_sequences, refuse_not_finite
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         need_gloo,
         refuse_several,
     )
-    from .phases import phase, read_phases
     from .sharding import (
         fsdp_version,
         num_elements,

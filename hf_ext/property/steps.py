@@ -38,8 +38,8 @@ from ..heads import (
 )
 from ..labels import LabelKind
 from ..models import AUTO_LAYER, LIKELIHOOD, balanced_weights
-from ..processes import phase
 from ..speedups import lora_settings
+from ..startup import phase
 from ..tasks import Run, stock_arguments, with_absolute_path
 from ..trainer import FastTrainer
 from .building import (

@@ -20,8 +20,7 @@ from ..arguments import is_secret
 from ..files import Facts, Json, write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version
-from ..processes import read_phases
-from ..startup import program_words
+from ..startup import program_words, read_phases
 from .record import FORMAT, CommonRecord, Costs, EarlyStopping, Environment, Evaluated, ModelRecord
 
 PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")

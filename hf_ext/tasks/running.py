@@ -20,7 +20,6 @@ from ..data import MaskingEpochCallback, reads_text
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation import describe_failed, format_checked, raise_failed
 from ..files import Facts, Json
-from ..processes import phase
 from ..reporting import (
     ThroughputCallback,
     absolute_if_local,
@@ -33,6 +32,7 @@ from ..reporting import (
     write_json,
     write_report,
 )
+from ..startup import phase
 from ..text import start_run_log
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS, FastTrainingArguments, evaluates_apart

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..arguments import parse_command
 from ..errors import ArgumentError
 from ..files import Facts, Json
-from ..processes import phase
-from ..startup import quick_imports
+from ..startup import phase, quick_imports
 from ..training_args import FastTrainingArguments
 
 if TYPE_CHECKING:

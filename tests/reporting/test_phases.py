@@ -2,7 +2,7 @@
 
 import time
 
-from hf_ext.processes import phase, read_phases
+from hf_ext.startup import phase, read_phases
 
 
 @phase("outer")
