@@ -15,6 +15,7 @@ from contextlib import contextmanager
 PROGRAM = "hf-ext"
 _spent: dict[str, list[float]] = {}
 _current = "start"
+_has_ended = False
 _since: list[float] = []
 
 
@@ -55,13 +56,23 @@ def phase(name: str) -> Iterator[None]:
         _go_on(outer)
 
 
-def read_phases() -> dict[str, dict[str, float]]:
-    """Returns `cpu_s` (of all threads) and `wall_s` by phase, in the order in which they ended first.
+def begin_phases() -> None:
+    """Begins anew where a run ended before in this process; the first one began with it."""
+    if _has_ended:
+        end_phases()
 
-    Since the process began: what comes before the first phase is "start", imports for the most part.
+
+def end_phases() -> dict[str, dict[str, float]]:
+    """Returns `cpu_s` (of all threads) and `wall_s` by phase, in the order in which they ended first; forgets them.
+
+    Since the process began, or `begin_phases`: what no phase counts is "start", imports for the most part.
     """
+    global _has_ended
     _go_on(_current)
-    return {name: {"cpu_s": cpu_s, "wall_s": wall_s} for name, (cpu_s, wall_s) in _spent.items()}
+    found = {name: {"cpu_s": cpu_s, "wall_s": wall_s} for name, (cpu_s, wall_s) in _spent.items()}
+    _spent.clear()
+    _has_ended = True
+    return found
 
 
 def _go_on(name: str) -> str:

@@ -15,7 +15,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1726, 14),
+    ".": (1734, 14),
     "arguments": (675, 7),
     "baselines": (972, 9),
     "checkpoints": (1398, 11),
@@ -33,17 +33,17 @@ BUDGET = {
     "memory": (645, 7),
     "models": (3511, 33),
     "processes": (219, 4),
-    "property": (2321, 17),
+    "property": (2325, 17),
     "reporting": (2139, 14),
     "saving": (748, 6),
     "speedups": (1958, 18),
-    "tasks": (471, 5),
+    "tasks": (472, 5),
     "text": (320, 4),
     "training": (2288, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_160, 9.44
+TOKENS, TOKENS_PER_LINE = 327_270, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
@@ -20,7 +19,7 @@ from ..arguments import is_secret
 from ..files import Facts, Json, write_text
 from ..hardware import detect_hardware
 from ..optional import installed_version
-from ..startup import program_words, read_phases
+from ..startup import end_phases, program_words
 from .record import FORMAT, CommonRecord, Costs, EarlyStopping, Environment, Evaluated, ModelRecord
 
 PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")
@@ -165,8 +164,9 @@ def without_tokens(arguments: Sequence[str]) -> list[str]:
 
 
 def _costs(trainer: Trainer, metrics: Facts) -> Costs:
-    """Returns seconds and memory. Of all sessions of the run; loading and scoring of this one only."""
-    this_process = time.time() - psutil.Process(os.getpid()).create_time()
+    """Returns seconds and memory. Of all sessions of the run; what is before and after training of this one only."""
+    phases = end_phases()
+    this_process = sum(one["wall_s"] for one in phases.values())
     clock = next((c for c in trainer.callback_handler.callbacks if isinstance(c, RunClockCallback)), None)
     if clock is not None and clock.num_sessions:
         train_s = clock.seconds
@@ -180,7 +180,7 @@ def _costs(trainer: Trainer, metrics: Facts) -> Costs:
         num_sessions=clock.num_sessions or None if clock else 1,
         peak_memory_gib=metrics.get("train_peak_memory_gib"),
         memory_of="process" if trainer.args.device.type == "cpu" else "device",
-        phases=read_phases(),
+        phases=phases,
     )
 
 

@@ -114,7 +114,7 @@ def cost_blocks(run: RunFiles) -> Blocks:
             ["model FLOPs utilization", units.share(train.get("train_mfu"))],
             ["GPU utilization", units.share(train.get("train_gpu_utilization"))],
         ],
-        "Shares are those of the last session, without evaluation, saving, logging and warm-up.",
+        "Where the time went is of the last session; so are shares, without evaluation, saving, logging and warm-up.",
     )
 
 

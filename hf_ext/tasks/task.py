@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..arguments import parse_command
 from ..errors import ArgumentError
 from ..files import Facts, Json
-from ..startup import phase, quick_imports
+from ..startup import begin_phases, phase, quick_imports
 from ..training_args import FastTrainingArguments
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Task:
         Raises:
             ArgumentError: a flag or value that is not allowed, or what `check` refuses.
         """
+        begin_phases()
         parser, parsed = parse_command(self.all_arguments, self.defaults, inspect.getdoc(type(self)), argv)
         with quick_imports():
             from .running import Run

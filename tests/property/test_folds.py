@@ -228,6 +228,17 @@ def test_results_report_and_card_have_each_fold_and_seed_and_their_spread(done):
     assert "Each fold" in (folder / "report.html").read_text()
 
 
+def test_the_time_of_each_run_is_its_own_and_that_of_all_is_their_sum(done):
+    results, folder = done
+    costs = [json.loads((folder / run / "all_results.json").read_text())["costs"] for run in RUNS]
+    walls = [one["wall_s"] for one in costs]
+    spent = [sum(phase["wall_s"] for phase in one["phases"].values()) for one in costs]
+    assert walls == pytest.approx(spent, abs=0.1)
+    assert max(walls[1:]) < 0.45 * sum(walls)  # counted from the start of the process, the last had most of it
+    assert results["costs"]["wall_s"] == pytest.approx(sum(walls), abs=0.4)
+    assert sum(phase["wall_s"] for phase in results["costs"]["phases"].values()) == pytest.approx(sum(walls), abs=0.4)
+
+
 def test_frozen_encoders_run_once_for_all_runs(done):
     _, folder = done
     plans = [json.loads((folder / run / "plan.json").read_text())["decisions"] for run in RUNS]

@@ -171,6 +171,7 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     scores = test.to_dict()
     required = read_requirements(args, run.data_args, kind)
     asked = {**vars(run.args), **vars(args)}
+    phases = [record["costs"].get("phases", {}) for record in records]
     results = {
         **{name: first[name] for name in OF_RUN if name in first},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -178,9 +179,12 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
         "settings": {**first["settings"], **{name: asked[name] for name in OF_COMMAND}},
         "costs": {
             **first["costs"],
-            "wall_s": None,
+            **{name: sum(record["costs"][name] for record in records) for name in ("wall_s", "train_s")},
             "num_sessions": None,
-            "train_s": sum(record["costs"]["train_s"] for record in records),
+            "phases": {
+                name: {unit: sum(one.get(name, {}).get(unit, 0.0) for one in phases) for unit in ("cpu_s", "wall_s")}
+                for name in dict.fromkeys(chain(*phases))
+            },
         },
         "verdict": scores["verdict"],
         "test": scores,
