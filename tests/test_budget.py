@@ -24,7 +24,7 @@ BUDGET = {
     "doctor": (790, 7),
     "embeddings": (582, 6),
     "evaluation": (2250, 21),
-    "finished": (1304, 14),
+    "finished": (1303, 14),
     "generation": (2024, 18),
     "heads": (1172, 11),
     "hub": (215, 4),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_270, 9.44
+TOKENS, TOKENS_PER_LINE = 327_260, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

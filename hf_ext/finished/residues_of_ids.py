@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import STANDARD, SequenceCollator, SequenceFeatures, Variants
+from ..data import LETTERS, STANDARD, SequenceCollator, SequenceFeatures, Variants
 
 K = 3  # residues of a k-mer
-LETTERS = len(ascii_uppercase)
 KINDS = len(STANDARD) + 1  # of residues that are substituted; the last is any other letter
 
 

@@ -21,7 +21,7 @@ class AffinityTask(Task):
 
     The label column may hold numbers, classes, sets of labels, or something for each residue; see docs/labels.md.
 
-    Without data of yours it trains on a generated table, about a minute. Frozen encoders are run once per distinct
+    Without data of yours it trains on a generated table, half a minute. Frozen encoders are run once per distinct
     sequence; the head trains from the cache. `--use_peft` turns the same command into fine-tuning with LoRA,
     `--tower_training full` into full fine-tuning; `--init_head_from` starts either from the head of a frozen run.
     `--preset baseline` does what stock Trainer does. Killed, or stopped with Ctrl-C, the same command goes on where it

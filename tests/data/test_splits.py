@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
-from hf_ext.data import DataArguments, leak_report
+from hf_ext.data import DataArguments, leak_report, split_report
 from hf_ext.data import splits as splitting
 from hf_ext.data.split_report import describe_repeats, repeat_report
 from hf_ext.errors import DataError
@@ -195,6 +195,14 @@ def two_splits(train, test, name="test"):
 
 def near(*nums):
     return [{"identity": identity, "num_rows": num} for identity, num in zip((0.9, 0.7), nums)]
+
+
+def test_fewer_rows_are_checked_beside_very_many_and_their_number_is_told(monkeypatch):
+    monkeypatch.setattr(split_report, "MAX_PAIRS", 6)
+    rows = two_splits(train=[(A, B), (A, C), (B, B)], test=[(A, B)] * 6)
+    assert leak_report(rows, ["heavy", "light"])["row"]["num_checked"] == 3
+    monkeypatch.undo()
+    assert leak_report(rows, ["heavy", "light"])["row"]["num_checked"] == 6
 
 
 def test_leak_numbers_equal_those_counted_by_hand():

@@ -1,6 +1,7 @@
 """Members that read residues, kernels and near rows: by hand, on labels without meaning, in a run."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_a_head_that_reads_residues_asks_for_them_and_what_no_member_reads_is_dr
     plain(views[FEATURES])
 
 
-def test_an_unused_network_stops_after_three_epochs_and_not_where_the_user_said_how_long():
+def test_an_unused_network_stops_after_three_epochs_unless_told_and_those_of_heads_after_eight_without_gain():
     def stops(epoch):
         control = TrainerControl()
         StopUnused().on_save(SimpleNamespace(), TrainerState(epoch=epoch), control)
@@ -138,6 +139,22 @@ def test_an_unused_network_stops_after_three_epochs_and_not_where_the_user_said_
     assert [stops(None), stops(2.9), stops(3.0)] == [False, False, True]
     assert may_stop({"seed", "learning_rate"})
     assert not any(may_stop({name}) for name in ("num_train_epochs", "max_steps", "early_stopping_patience"))
+
+    class Counted(ensemble.OBJECTIVES["ridge"]):
+        num_steps = 0
+
+        def loss(self, outputs, rows):
+            Counted.num_steps += 1
+            return super().loss(outputs, rows)
+
+    objective = Counted(np.random.default_rng(0).normal(size=40))  # labels without meaning: the first are the best
+    folds = ensemble.make_folds(32, 8, 320, None, 0)
+    make = partial(NetworkStack, len(folds), [(6, 8), (8, 1)])
+    settings = {"train_batch_size": 32, "gradient_accumulation_steps": 1, "max_steps": -1, "num_train_epochs": 400}
+    args = SimpleNamespace(**settings, learning_rate=0.03, weight_decay=0.0, seed=0)
+    torch.manual_seed(0)
+    members.train_networks(make, torch.randn(40, 6), objective, folds, args, 1.0)
+    assert 8 <= Counted.num_steps < 100  # of 400, one in each epoch
 
 
 def test_a_head_that_adopts_a_network_predicts_what_that_does(demo_encoders):
