@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         parse_requirements,
         raise_failed,
     )
-    from .resampling import MIN_GROUPS, ResamplingGroups, check_groups, group_facts
+    from .resampling import MIN_GROUPS, ResamplingGroups, check_groups, group_facts, resample_metrics
     from .row_metrics import ChosenRows, RowMetrics, choose_rows, unpack_labelled, unpack_std
     from .scores import Score, make_score, score_mean, score_predictions
     from .stopping_rule import StoppingDecision, StoppingRule

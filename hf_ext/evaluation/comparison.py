@@ -11,15 +11,9 @@ from ..errors import ArgumentError
 from ..labels import LabelKind
 from ..text import less_is_better
 from .kinds import metrics_of, rows_for
-from .metrics.arrays import FloatArray
-from .metrics.regression import RELATIVE_ZERO, Regression
+from .metrics.regression import RELATIVE_ZERO
 from .metrics.rows import DEFAULT_THRESHOLD, MetricValue, Rows, is_ratio
-from .resampling import (
-    MIN_GROUPS,
-    ResamplingGroups,
-    check_groups,
-    resample,
-)
+from .resampling import MIN_GROUPS, ResamplingGroups, check_groups, resample_metrics
 from .scores import make_score
 
 
@@ -139,20 +133,15 @@ def compare_rows(
     sign = -1 if less_is_better(metric) else 1
     num_rows = first.num_rows
     groups = check_groups(groups, num_rows)
-    if metric == "spearman" and isinstance(first, Regression) and isinstance(second, Regression):
-        second.label_ranks = first.label_ranks  # the same labels: ranked once
     values = [each.value(metric) for each in (first, second)]
-    before_of = first.metric(metric)
-    after_of = second.metric(metric)
-
-    def gain(counts: FloatArray) -> FloatArray:
-        return sign * (after_of(counts) - before_of(counts))
-
     reasons = [f"{side}: {value.undefined}" for side, value in zip(names, values) if value.undefined]
     improvement = sign * (values[1].value - values[0].value)
     if abs(improvement) <= RELATIVE_ZERO * abs(values[0].value):  # of equal sums in another order
         improvement = 0.0
-    samples = np.empty(0) if reasons else resample(gain, num_rows, num_resamples, seed, groups)
+    samples = np.empty(0)
+    if not reasons:
+        before, after = resample_metrics([first, second], [metric], num_resamples, seed, groups)
+        samples = sign * (after[metric] - before[metric])
     score = make_score(
         MetricValue(improvement, "; ".join(reasons) or None),
         samples,

@@ -88,6 +88,14 @@ class KindRows:
         """Returns the metrics in which two models may be compared."""
         return (*self.names, *self.more_compared)
 
+    @property
+    def drawn(self) -> Names:
+        """Returns the metrics that have an interval.
+
+        The binned error of a resample is larger than that of all rows, by as much as it is meant to show.
+        """
+        return tuple(name for name in self.names if name != "calibration_error")
+
     def scored(self, has_groups: bool) -> Names:
         """Returns the metrics of final scores, with groups or without."""
         return (*self.names, *self.of_groups) if has_groups else self.names

@@ -155,7 +155,7 @@ def metrics_of(kind: LabelKind | None, threshold: float | None = None) -> KindRo
 
 def rows_for(
     kind: LabelKind | None,
-    predictions: Outputs,
+    predictions: Outputs | Rows,
     labels: Outputs,
     threshold: float | None = None,
     metric: str = "rmse",
@@ -165,7 +165,8 @@ def rows_for(
     Args:
         kind: of label; None: one number.
         predictions: row by row as `labels`: numbers (n,) or (n, k) in the unit of the labels; probabilities (n, C) or
-            (n, k); of residues (n, longest) or (n, longest, C), or a list of n arrays without padding.
+            (n, k); of residues (n, longest) or (n, longest, C), or a list of n arrays without padding; or their rows,
+            which are returned.
         labels: (n,) or (n, k) numbers, class numbers (n,), 0 and 1 (n, k), of residues (n, longest) or n lists. NaN
             and -100 are not known, and count nowhere, but of one number per row, which is always known.
         threshold: of one number per row: rows at or above it are binders.
@@ -174,6 +175,8 @@ def rows_for(
     Raises:
         DataError: shapes or lengths do not fit, or a class is none of the kind.
     """
+    if isinstance(predictions, Rows):
+        return predictions
     return metrics_of(kind, threshold).rows(predictions, labels, metric)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .metrics.arrays import FloatArray, as_groups
-from .metrics.rows import Counted
+from .metrics.rows import Counted, Rows
 
 MIN_GROUPS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
 # 50 million drawn rows take about 3 s on two cores; beyond that the number of resamples is lowered, but not below the
@@ -25,7 +25,7 @@ CHUNK_DRAWS = 400_000  # keeps the dozen (chunk, n) arrays of a step in the CPU'
 ALIKE = 1e-9  # a relative standard error that is rounding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ResamplingGroups:
     """Groups of rows that were held out together, and so are drawn together.
 
@@ -152,6 +152,43 @@ def resample(
     # Nothing holds a piece while the next is drawn, which goes where it was.
     sizes = (min(chunk, num_resamples - start) for start in range(0, num_resamples, chunk))
     return np.concatenate([measure(draw(num)) for num in sizes], axis=-1)
+
+
+def resample_metrics(
+    sides: Sequence[Rows],
+    metrics: Sequence[str],
+    num_resamples: int = 1000,
+    seed: int = 0,
+    groups: ResamplingGroups | None = None,
+) -> list[dict[str, FloatArray]]:
+    """Measures metrics of several predictions of the same rows on one set of draws, as `resample` makes them.
+
+    A metric that rows have no value in is left out. What was measured before stays with the rows, and is not again.
+
+    Returns:
+        Of each side, by metric: (resamples,).
+    """
+    groups = check_groups(groups, sides[0].num_rows)
+    found = [rows.drawn.setdefault((num_resamples, seed, groups), {}) for rows in sides]
+    new: list[tuple[dict[str, FloatArray], str]] = []
+    measures: list[Counted] = []
+    for rows, known in zip(sides, found):
+        rows.share_labels(sides[0])
+        for name in metrics:
+            if name not in known and rows.why_undefined(name) is None:
+                new.append((known, name))
+                measures.append(rows.metric(name))
+    if new:
+        samples = resample(
+            lambda counts: np.stack([measure(counts) for measure in measures]),
+            sides[0].num_rows,
+            num_resamples,
+            seed,
+            groups,
+        )
+        for (known, name), values in zip(new, samples):
+            known[name] = values
+    return found
 
 
 def percentile_interval(

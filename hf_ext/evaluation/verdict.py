@@ -27,7 +27,7 @@ from .case import (
 from .comparison import PairedComparison
 from .kinds import metrics_of
 from .metrics.rows import is_ratio
-from .resampling import percentile_interval, resample
+from .resampling import percentile_interval, resample_metrics
 
 
 def judge(
@@ -192,14 +192,9 @@ def _judge_chance(case: Case, metric: str, value: float, chance: str) -> Verdict
     groups = case.groups
     options = case.options
     num_rows = case.num_rows
-    samples = resample(
-        case.rows[MODEL].metric(metric),
-        num_rows,
-        options["num_resamples"],
-        options["seed"],
-        groups,
-    )
-    low, high = percentile_interval(samples, options["confidence"], groups)
+    how = (options["num_resamples"], options["seed"], groups)
+    samples = resample_metrics([case.rows[MODEL]], [metric], *how)[0]
+    low, high = percentile_interval(samples[metric], options["confidence"], groups)
     if low is not None and low > 0 and (groups is None or groups.are_enough):
         return None
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"

@@ -189,7 +189,8 @@ def compare(
 
     def differ(after: Any) -> Json:
         names = scored_names(kind, rows.threshold, has_groups=False)
-        return {name: compare_paired(labels, predictions[first], after, name, **options).as_dict() for name in names}
+        before = compared.rows[first]
+        return {name: compare_paired(labels, before, after, name, **options).as_dict() for name in names}
 
     def judge(name: str) -> Json:
         pair = predictions[first], predictions[name]
@@ -206,7 +207,7 @@ def compare(
         "scores": scores,
         "collapse": {name: collapse_report(one, labels, kind, name in ranking) for name, one in predictions.items()},
         "verdicts": {name: judge(name) for name in later},
-        "differences": {name: differ(predictions[name]) for name in later},
+        "differences": {name: differ(compared.rows[name]) for name in later},
         "requirements": {name: check_requirements(requirements, scores[name]) for name in later or [first]},
         "notes": [
             *rows.notes,

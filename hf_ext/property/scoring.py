@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from ..evaluation import (
     judge_pair,
     metrics_of,
     parse_requirements,
+    resample_metrics,
+    rows_for,
     score_predictions,
     unpack_labelled,
     unpack_std,
@@ -216,14 +219,14 @@ def score_rows(
     row_metrics = RowMetrics(compared.threshold, kind=kind)
     metric = verdict_metric(args, row_metrics) or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
-    verdict = judge(labels, predictors, is_scale_free=is_scale_free, **how)
+    scores = compared.score(group_names)  # before the verdict: all metrics of all predictors on one set of draws
+    verdict = judge(labels, compared.rows, is_scale_free=is_scale_free, **how)
     linear = f"{kind.linear_name} on embeddings"
     tuned = None
     if has_trained and linear in predictors:
         tuned = judge_pair(labels, predictors[linear], predictions, names=(linear, "this model"), **how)
     if repeated := describe_repeated(from_json(Leaks, leaks)):
         verdict = replace(verdict, text=f"{verdict.text} But {repeated}")
-    scores = compared.score(group_names)
     sliced = [compared.score_slice(*one) for one in (slices or {}).items()]
     order = metrics.orders or str(metric)
     said = {
@@ -267,11 +270,18 @@ class Compared:
         """How they are scored, as functions of `hf_ext.evaluation` take it."""
         return {"kind": self.kind, "threshold": self.threshold, "seed": self.seed, "groups": self.groups}
 
+    @cached_property
+    def rows(self) -> dict[str, Any]:
+        """What is scored and judged of each predictor: what was measured on resamples stays with it."""
+        return {name: rows_for(self.kind, one, self.labels, self.threshold) for name, one in self.predictors.items()}
+
     def score(self, group_names: Any = None) -> Scores:
         """Scores of each predictor; without metrics of binders where there is no threshold."""
+        drawn = metrics_of(self.kind, self.threshold).drawn
+        resample_metrics([*self.rows.values()], drawn, seed=self.seed, groups=self.groups)
         return {
-            name: score_predictions(predicted, self.labels, group_names=group_names, **self.options)
-            for name, predicted in self.predictors.items()
+            name: score_predictions(rows, self.labels, group_names=group_names, **self.options)
+            for name, rows in self.rows.items()
         }
 
     def score_slice(self, name: str, rows: np.ndarray) -> Json:

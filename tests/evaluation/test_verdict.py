@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from hf_ext.evaluation import judge, judge_pair
+from hf_ext.evaluation import judge, judge_pair, rows_for, score_predictions
 
 RIDGE = "one-hot ridge"
 
@@ -176,3 +176,25 @@ def test_models_that_are_alike_or_as_good_show_no_difference():
     found = judge_pair(LABELS, LABELS + 0.5 * NOISE, LABELS + 0.5 * OTHER, names=("old", "new"))
     assert found.text.startswith("No difference between new and old is shown: RMSE ")
     assert same.outcome == found.outcome == "no difference"
+
+
+def test_resamples_of_a_metric_are_measured_once_for_its_interval_and_every_comparison(monkeypatch) -> None:
+    measured = labels()
+    given = {name: near(measured, noise) for name, noise in (("model", 0.3), ("weak", 3.0), ("strong", 1.0))}
+    rows = {name: rows_for(None, values, measured) for name, values in given.items()}
+    drawn = []
+    regression = type(rows["model"])
+    spearman = regression.spearman
+
+    def counted(self, counts):
+        drawn.append(len(counts))
+        return spearman(self, counts)
+
+    monkeypatch.setattr(regression, "spearman", counted)
+    scores = score_predictions(rows["model"], measured)
+    verdict = judge(measured, rows)
+    assert sum(num for num in drawn if num > 1) == 3 * 1000  # once for each of the three
+    monkeypatch.undo()
+    assert (scores, verdict) == (score_predictions(given["model"], measured), judge(measured, given))
+    again = judge(measured, rows, seed=1)
+    assert again.comparison != verdict.comparison  # other draws are not taken for these

@@ -75,8 +75,12 @@ class Regression(Rows):
 
     @cached_property
     def label_ranks(self) -> Once:
-        """Of `rank`; regressions of the same labels may share it."""
+        """Of `rank`; regressions of the same labels share it."""
         return Once(rank(self.measured))
+
+    def share_labels(self, other: Rows) -> None:
+        if isinstance(other, Regression):
+            self.label_ranks = other.label_ranks
 
     @cached_property
     def _ranks(self) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:

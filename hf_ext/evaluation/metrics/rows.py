@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,14 +63,19 @@ class Rows:
     Attributes:
         num_rows: that are drawn and counted.
         means: those that are a mean of what rows hold, or a function of one.
+        drawn: what was measured on resamples, by how these were drawn, then by metric: (resamples,).
     """
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
+        self.drawn: dict[Any, dict[str, FloatArray]] = {}
 
     @cached_property
     def means(self) -> dict[str, Summed]:
         return {}
+
+    def share_labels(self, other: Rows) -> None:
+        """Takes over what `other` computes of the labels, which are the same."""
 
     def why_constant(self) -> str | None:
         """Says that predictions are all alike, or not finite; None where they are neither, or nothing can tell."""
