@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,12 @@ from ..evaluation import FloatArray, as_column, as_groups, count_not_finite
 DEFAULT_ALPHAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
 CHUNK_BYTES = 48 * 2**20
 CONSTANT_STD = 1e-10  # a standard deviation this far below the feature's own size is rounding, not signal
+MANY_FEATURES = 1025  # more than those of two kernels, which no baseline reads
+HASHED_ROWS = 4096
 NEGLIGIBLE = 1e-10  # of the largest variance, where there are fewer rows than features: rounding
+
+Axes = tuple[FloatArray, FloatArray, FloatArray]
+_kept: dict[bytes, Axes] = {}
 
 
 def predict_group_means(
@@ -177,8 +183,11 @@ def solve_ridges(
     return weights, center - np.tensordot(mean, weights, 1)
 
 
-def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
+def principal_axes(features: Any, standardize: bool) -> Axes:
     """Computes principal axes of the scaled features by one eigendecomposition of size min(n, d).
+
+    The last ones of many features, which take seconds, are kept, by a hash of all numbers: heads and baselines read the
+    same residues. Memory: 8 d^2 bytes, 34 MB of 2,048 features.
 
     Args:
         features, standardize: as in `RidgeBaseline`.
@@ -187,6 +196,19 @@ def principal_axes(features: Any, standardize: bool) -> tuple[FloatArray, FloatA
         The features' mean (d,); axes (d, r), which turn raw features less their mean into uncorrelated coordinates; the
         variance of each coordinate, (r,), rising.
     """
+    if features.shape[1] < MANY_FEATURES or features.dtype.itemsize > 4:
+        return _compute_axes(features, standardize)
+    digest = hashlib.blake2b(repr((features.shape, standardize)).encode())
+    for start in range(0, len(features), HASHED_ROWS):
+        digest.update(np.ascontiguousarray(features[start : start + HASHED_ROWS], np.float32))
+    key = digest.digest()
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = _compute_axes(features, standardize)
+    return _kept[key]
+
+
+def _compute_axes(features: Any, standardize: bool) -> Axes:
     num_rows, num_features = features.shape
     mean, scale = fit_scale(features, standardize)
     if num_rows < num_features:

@@ -17,8 +17,6 @@ from ..models import (
     FEATURES,
     LINKS,
     NEAREST,
-    PERCEPTRON,
-    PRODUCT,
     HeadEnsemble,
     NearestStack,
     NetworkStack,
@@ -27,14 +25,8 @@ from ..training_args import FastTrainingArguments
 from .networks import train_networks
 from .objectives import FloatArray, Folds, Objective
 
-# Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
-NETWORKS = (
-    (PERCEPTRON, FEATURES, 1.0, 0.0),
-    (PERCEPTRON, FEATURES, 0.3, 1.0),
-    (PERCEPTRON, DIRECTIONS, 1.0, 1.0),
-    (PRODUCT, DIRECTIONS, 1.0, 1.0),  # where two inputs vary
-)
-PRODUCT_SIZE = 64
+# What networks read, and factors of the run's learning rate and dropout: no choice is right for all sets.
+NETWORKS = ((FEATURES, 1.0, 0.0), (FEATURES, 0.3, 1.0), (DIRECTIONS, 1.0, 1.0))
 NUM_SEEDS = 2  # of each network, and fold
 NEIGHBOURS = (3, 10, 30)
 MAX_COMPARED = 4_000_000  # numbers of the rows that others are compared with: 16 MB of a model
@@ -91,21 +83,16 @@ def fit_members(
         members += _fit_linear(ensemble, view, values.numpy(), objective, folds, rest)
     if objective.link == "identity":
         members += _fit_nearest(ensemble, views[DIRECTIONS], objective, folds, rest)
-    for form, view, rate, share in NETWORKS:
-        if form == PRODUCT and not ensemble.kept:
-            continue
-        layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
+    for view, rate, share in NETWORKS:
         make: Callable[[], Any] = partial(
             ensemble.make_stack,
             view,
             len(folds) * NUM_SEEDS,
-            layers,
-            form,
-            share * dropout,
+            sizes,
+            dropout=share * dropout,
         )
         stack, found = train_networks(make, views[view].to(args.device), objective, folds, args, rate)
-        kind = "products" if form == PRODUCT else "networks"
-        name = f"{kind} on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
+        name = f"networks on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
         members.append(Member(name, view, found, stack))
     return members
 

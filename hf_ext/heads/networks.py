@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
+from ..hardware import detect_hardware
 from ..models import LINKS, AffinityModel, NetworkStack
 from ..training_args import FastTrainingArguments
 from .objectives import FloatArray, Folds, Objective
@@ -18,6 +19,8 @@ WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
 PATIENCE = 8  # epochs without a lower error, after which they end
 EVALUATED_ROWS = 2048  # at a time
+# Multiply-adds of a layer from which a step in bfloat16 takes less time: 77 % with 32 rows of 960 x 256, 103 % of 320.
+MIN_PRODUCTS = 2**22
 
 
 def train_networks(
@@ -30,7 +33,8 @@ def train_networks(
 ) -> tuple[NetworkStack, FloatArray]:
     """Trains as many networks without the rows of each fold, all in one pass; of the epoch with the lowest error.
 
-    That is the error of all folds together, by networks that have not seen them. The global random state is as before.
+    That is the error of all folds together, by networks that have not seen them. Products of large steps
+    are in bfloat16 where that is native, weights and errors in float32. The global random state is as before.
 
     Args:
         make: the networks of all folds, those of a fold together.
@@ -69,6 +73,8 @@ def train_networks(
         lowest = math.inf
         best = stack.state_dict()
         scored = _score_unseen(stack, inputs, objective, folds)
+        is_large = size * max(weight[0].numel() for weight in stack.weights) >= MIN_PRODUCTS
+        is_fast = is_large and detect_hardware(inputs.device).native_bf16
         waited = 0
         while waited < PATIENCE and epochs > 0:
             epochs -= 1
@@ -79,7 +85,9 @@ def train_networks(
                 order = torch.randperm(len(rows))
                 orders.append(rows[order[: num_steps * size]])
             for chosen in torch.stack(orders).to(inputs.device).split(size, dim=1):
-                objective.loss(stack(inputs[chosen]), chosen).backward()
+                with torch.autocast(inputs.device.type, torch.bfloat16, is_fast):
+                    outputs = stack(inputs[chosen])
+                objective.loss(outputs.float(), chosen).backward()
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
