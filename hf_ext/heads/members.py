@@ -17,6 +17,8 @@ from ..models import (
     FEATURES,
     LINKS,
     NEAREST,
+    PERCEPTRON,
+    PRODUCT,
     HeadEnsemble,
     NearestStack,
     NetworkStack,
@@ -25,8 +27,14 @@ from ..training_args import FastTrainingArguments
 from .networks import train_networks
 from .objectives import FloatArray, Folds, Objective
 
-# What networks read, and factors of the run's learning rate and dropout: no choice is right for all sets.
-NETWORKS = ((FEATURES, 1.0, 0.0), (FEATURES, 0.3, 1.0), (DIRECTIONS, 1.0, 1.0))
+# Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
+NETWORKS = (
+    (PERCEPTRON, FEATURES, 1.0, 0.0),
+    (PERCEPTRON, FEATURES, 0.3, 1.0),
+    (PERCEPTRON, DIRECTIONS, 1.0, 1.0),
+    (PRODUCT, DIRECTIONS, 1.0, 1.0),  # where two inputs vary
+)
+PRODUCT_SIZE = 64
 NUM_SEEDS = 2  # of each network, and fold
 NEIGHBOURS = (3, 10, 30)
 MAX_COMPARED = 4_000_000  # numbers of the rows that others are compared with: 16 MB of a model
@@ -80,19 +88,25 @@ def fit_members(
     scored = [objective.entries(np.tile(one, (len(fold), 1)), fold) for one, fold in zip(constants, folds)]
     members = [Member("constant", FEATURES, np.concatenate(scored), np.mean(constants, axis=0))]
     for view, values in views.items():
-        members += _fit_linear(ensemble, view, values.numpy(), objective, folds, rest)
+        if view != DIRECTIONS or ensemble.kept:  # without products a linear model of all features says as much
+            members += _fit_linear(ensemble, view, values.numpy(), objective, folds, rest)
     if objective.link == "identity":
         members += _fit_nearest(ensemble, views[DIRECTIONS], objective, folds, rest)
-    for view, rate, share in NETWORKS:
+    for form, view, rate, share in NETWORKS:
+        if form == PRODUCT and not ensemble.kept:
+            continue
+        layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
         make: Callable[[], Any] = partial(
             ensemble.make_stack,
             view,
             len(folds) * NUM_SEEDS,
-            sizes,
-            dropout=share * dropout,
+            layers,
+            form,
+            share * dropout,
         )
         stack, found = train_networks(make, views[view].to(args.device), objective, folds, args, rate)
-        name = f"networks on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
+        kind = "products" if form == PRODUCT else "networks"
+        name = f"{kind} on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
         members.append(Member(name, view, found, stack))
     return members
 

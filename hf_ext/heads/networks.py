@@ -17,6 +17,9 @@ from .objectives import FloatArray, Folds, Objective
 
 WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
+# With 12 epochs of 54,000 rows instead of 30 the error is as low, and that of other proteins lower; of 12,000 higher.
+MIN_EPOCHS = 12
+MAX_ROWS_READ = 400_000  # of all epochs, if these are more
 PATIENCE = 8  # epochs without a lower error, after which they end
 EVALUATED_ROWS = 2048  # at a time
 # Multiply-adds of a layer from which a step in bfloat16 takes less time: 77 % with 32 rows of 960 x 256, 103 % of 320.
@@ -41,7 +44,7 @@ def train_networks(
         inputs: (n, d) float32, on the device that trains.
         objective: of the n labels.
         folds: numbers of rows that are held out together.
-        args: epochs, rows per step, weight decay and seed.
+        args: epochs at most, rows per step, weight decay and seed.
         rate: factor of `args.learning_rate`.
 
     Returns:
@@ -62,7 +65,8 @@ def train_networks(
             ),
         )
         num_steps = fewest // size
-        epochs = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
+        asked = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
+        epochs = min(asked, max(MIN_EPOCHS, MAX_ROWS_READ // fewest))
         groups = [
             {"params": [*stack.weights], "weight_decay": args.weight_decay},
             {"params": [*stack.biases], "weight_decay": 0.0},

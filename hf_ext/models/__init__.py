@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         principal_directions,
     )
     from .mixed.kernel_map import NUM_LANDMARKS, KernelMap
-    from .mixed.stacks import NEAREST, NearestStack, NetworkStack
+    from .mixed.stacks import NEAREST, PERCEPTRON, PRODUCT, NearestStack, NetworkStack
     from .optimizers import MuonAdamW, block_matrices, find_host_optimizer, move_to_host
     from .towers import in_float32
 else:

@@ -78,3 +78,23 @@ def test_columns_stand_side_by_side_and_one_with_a_single_value_is_left_out():
     features = SequenceFeatures([["AC", "AD"], ["WWWW", "WWWW"], ["MKT", "MKTA"]])
     assert (features.name, features.num_features) == ("one-hot and 3-mer", 3)
     assert features.transform([["AD"], ["YYYY"], ["MKTA"]]).tolist() == [[0, 1, 1]]
+
+
+def test_many_features_are_decomposed_once_until_one_number_differs(monkeypatch):
+    rng = np.random.default_rng(0)
+    features = rng.integers(0, 3, (60, 1100)).astype(np.float16)
+    labels = rng.normal(size=60)
+    decompose, sizes = np.linalg.eigh, []
+    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: sizes.append(len(matrix)) or decompose(matrix))
+
+    def fit(values):
+        return RidgeBaseline(standardize=False).fit(values, labels, values[:9], labels[:9]).weights
+
+    first, again = fit(features), fit(features.astype(np.float32))
+    assert len(sizes) == 1
+    np.testing.assert_array_equal(first, again)
+    features[59, 1099] += 1
+    assert np.abs(fit(features) - first).max() > 0
+    assert len(sizes) == 2
+    fit(features.astype(np.float64))  # may differ beyond what float32 shows
+    assert len(sizes) == 3

@@ -20,6 +20,7 @@ from hf_ext.heads.objectives import SquaredError
 from hf_ext.models import (
     DIRECTIONS,
     FEATURES,
+    PRODUCT,
     AffinityConfig,
     AffinityModel,
     HeadEnsemble,
@@ -93,7 +94,9 @@ def test_members_are_weighed_recorded_shown_and_no_worse_together_than_the_best_
     assert min(weights) >= 0
     assert facts["error"] <= min(one["error"] for one in facts["members"])
     names = " ".join(one["name"] for one in facts["members"])
-    assert all(kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on"))
+    assert all(
+        kind in names for kind in ("constant", "ridge on features", "ridge on directions", "networks on", "products on")
+    )
     assert all(
         kind in names for kind in ("ridge on residues", "kernel of features", "both kernels", "nearest rows, 10")
     )
@@ -300,6 +303,7 @@ def test_directions_are_products_of_what_varies_and_survive_the_state_dict():
     features[:, 4:] = torch.randn(50, 3)
     bases = [principal_directions(block) for block in features.split([4, 3], dim=1)]
     networks = [{"view": view, "number": 2, "sizes": [5]} for view in (FEATURES, DIRECTIONS)]
+    networks.append({"view": DIRECTIONS, "number": 1, "sizes": [6], "form": PRODUCT})
     made = HeadEnsemble([4, 3], [4, 3], networks)
     made.shares.fill_(0.5)
     made.fit_directions(bases, features)

@@ -156,6 +156,14 @@ def test_an_unused_network_stops_after_three_epochs_unless_told_and_those_of_hea
     members.train_networks(make, torch.randn(40, 6), objective, folds, args, 1.0)
     assert 8 <= Counted.num_steps < 100  # of 400, one in each epoch
 
+    inputs = torch.randn(40_000, 6)
+    objective = Counted(inputs.sum(1).double().numpy())
+    folds = ensemble.make_folds(39_992, 8, 320, None, 0)
+    args = SimpleNamespace(**{**vars(args), "train_batch_size": 39_992, "learning_rate": 1e-3})
+    Counted.num_steps = 0
+    members.train_networks(make, inputs, objective, folds, args, 1.0)
+    assert Counted.num_steps == 12  # many rows are read twelve times
+
 
 def test_a_head_that_adopts_a_network_predicts_what_that_does(demo_encoders):
     torch.manual_seed(0)

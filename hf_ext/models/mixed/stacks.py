@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
 
 PERCEPTRON = "mlp"  # forms of networks
+PRODUCT = "product"
 NEAREST = "nearest"
 DECAY = 3.0  # of the weight of the farthest of the nearest rows, as an exponent
 
@@ -79,6 +80,57 @@ class NetworkStack(nn.Module):
         self.biases[-1].mul_(factor).add_(shift)
 
 
+class ProductStack(NetworkStack):
+    """Networks side by side that multiply projections of inputs, two at a time, beside a hidden layer on all of them.
+
+    What an antibody is worth for an antigen is learned with few weights, also where a third chain varies.
+
+    Args:
+        number: of networks.
+        widths: of each input; columns of a view beyond their sum are not read.
+        rank: projections of each input, and width of the hidden layer.
+        num_outputs: of each network.
+        dropout: probability in [0, 1).
+    """
+
+    form = PRODUCT
+
+    def __init__(
+        self,
+        number: int,
+        widths: Sequence[int],
+        rank: int,
+        num_outputs: int,
+        dropout: float = 0.0,
+    ):
+        varying = [width for width in widths if width > 0]
+        num_blocks = 1 + math.comb(len(varying), 2)
+        shapes = [(width, rank) for width in (*varying, sum(varying))]
+        shapes.append((rank * num_blocks, num_outputs))
+        super().__init__(number, shapes, dropout)
+        self.widths = varying
+
+    @classmethod
+    def make(cls, ensemble: Views, view: str, number: int, sizes: Sequence[int], dropout: float) -> NetworkStack:
+        """Makes networks with one hidden layer, which read the directions of inputs."""
+        return cls(number, ensemble.ranks, sizes[0], ensemble.num_outputs, dropout)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.weights[-2].shape[2]]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
+        inputs = inputs[..., : sum(self.widths)].expand(self.number, -1, -1)
+        blocks = [*inputs.split(self.widths, dim=-1), inputs]
+        given = zip(blocks, self.weights, self.biases)
+        *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
+        products = [one * other for one, other in combinations(projected, 2)]
+        states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
+        states = nn.functional.dropout(states, self.dropout, self.training)
+        return torch.baddbmm(self.biases[-1], states, self.weights[-1])
+
+
 class NearestStack(nn.Module):
     """The mean label of the nearest training rows, the farthest of them weighed least.
 
@@ -125,4 +177,6 @@ class NearestStack(nn.Module):
         return (weights * self.labels[nearest]).sum(1)[None, :, None]
 
 
-FORMS: dict[str, type[NetworkStack | NearestStack]] = {stack.form: stack for stack in (NetworkStack, NearestStack)}
+FORMS: dict[str, type[NetworkStack | NearestStack]] = {
+    stack.form: stack for stack in (NetworkStack, ProductStack, NearestStack)
+}
