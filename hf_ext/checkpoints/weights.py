@@ -13,7 +13,6 @@ model: `from_pretrained` finds no weights in such a folder and refuses it, inste
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Collection
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
+from ..files import write_json
 from ..labels import list_some
 from ..models import AffinityConfig, AffinityModel, unwrap_peft
 from .manifest import read_json
@@ -120,8 +120,7 @@ def save_checkpoint_weights(
     else:
         save_weights(model, folder, state_dict)
         return
-    content = {**read_base(model), "tensors": _digest_frozen(model)}
-    (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / FROZEN, {**read_base(model), "tensors": _digest_frozen(model)})
 
 
 def _add_unfrozen(model: PeftModel, folder: Path, state_dict: Tensors | None) -> None:

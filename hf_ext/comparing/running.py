@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -18,7 +17,7 @@ import psutil
 
 from ..checkpoints import find_other_run
 from ..errors import ArgumentError, HfExtError
-from ..files import Facts, Json, write_text
+from ..files import Facts, Json, write_json
 from ..reporting import PlanRecord, RunRecord, Throughput, from_json, read_object, read_record
 from .sides import Side
 
@@ -193,8 +192,7 @@ def _record_of(folder: Path) -> Path:
 
 
 def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, float] | None) -> None:
-    record = {"run": _describe(command), "seconds": seconds}
-    write_text(_record_of(folder), json.dumps(record, indent=1) + "\n")
+    write_json(_record_of(folder), {"run": _describe(command), "seconds": seconds})
 
 
 def _describe(command: Sequence[str]) -> Json:

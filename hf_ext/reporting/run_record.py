@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shlex
 import time
@@ -16,7 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from ..arguments import is_secret
-from ..files import Facts, Json, write_text
+from ..files import Facts, Json
 from ..hardware import detect_hardware
 from ..optional import installed_version
 from ..startup import end_phases, program_words
@@ -182,16 +180,3 @@ def _costs(trainer: Trainer, metrics: Facts) -> Costs:
         memory_of="process" if trainer.args.device.type == "cpu" else "device",
         phases=phases,
     )
-
-
-def write_json(path: Path, record: object) -> None:
-    """Writes `record` whole or not at all, as strict JSON, which has no NaN and no infinity: those become null."""
-    write_text(path, json.dumps(_strict(record), indent=2, default=str) + "\n")
-
-
-def _strict(value: object) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,7 +19,7 @@ from ..checkpoints import run_folder
 from ..data import MaskingEpochCallback, reads_text
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation import describe_failed, format_checked, raise_failed
-from ..files import Facts, Json
+from ..files import Facts, Json, write_json
 from ..reporting import (
     ThroughputCallback,
     absolute_if_local,
@@ -29,7 +29,6 @@ from ..reporting import (
     record_run,
     to_json,
     write_card,
-    write_json,
     write_report,
 )
 from ..startup import phase

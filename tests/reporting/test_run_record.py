@@ -12,6 +12,7 @@ from transformers import TrainerControl, TrainerState
 
 from hf_ext.arguments import FastArgumentParser
 from hf_ext.errors import DataError
+from hf_ext.files import write_json
 from hf_ext.reporting import (
     CommonRecord,
     PlanRecord,
@@ -21,7 +22,6 @@ from hf_ext.reporting import (
     from_json,
     record_run,
     to_json,
-    write_json,
 )
 from hf_ext.reporting.record import ModelRecord
 from hf_ext.trainer import FastTrainer
