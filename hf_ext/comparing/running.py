@@ -105,7 +105,16 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     if is_timed:
-        _check_throughput(read_record(Throughput, folder / "throughput.json"), command, side, round_, log)
+        measured = read_record(Throughput, folder / "throughput.json")
+        if not measured:
+            raise ChildFailed(
+                f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer "
+                f"than FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
+            )
+        if not measured.measured_steps:
+            raise ChildFailed(
+                f"{side.name}, round {round_}: all {measured.warmup_steps} steps were warm-up. Train for more steps."
+            )
     seconds = {"wall_seconds": wall_seconds, "cpu_seconds": spent[2] + spent[3]}  # of children: user and system
     _write_record(folder, command, seconds)
     return _read_run(side, round_, seconds, folder)
@@ -129,18 +138,6 @@ def end_processes(started: Iterable[psutil.Process]) -> None:
             with suppress(psutil.NoSuchProcess):
                 end(process)
         left = psutil.wait_procs(left, GRACE_S)[1]
-
-
-def _check_throughput(throughput: Throughput, command: Sequence[str], side: Side, round_: int, log: Path) -> None:
-    if not throughput:
-        raise ChildFailed(
-            f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer than "
-            f"FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
-        )
-    if not throughput.measured_steps:
-        raise ChildFailed(
-            f"{side.name}, round {round_}: all {throughput.warmup_steps} steps were warm-up. Train for more steps."
-        )
 
 
 def _read_run(side: Side, round_: int, seconds: Facts, folder: Path) -> SideRun:

@@ -81,7 +81,8 @@ class Facts:
         known = [span for span in spans if span is not None]
         if not known or len(known) < len(spans):
             return None
-        return sum(least for least, _ in known), sum(most for _, most in known)
+        least, most = map(sum, zip(*known))
+        return least, most
 
     @property
     def needed_bytes(self) -> dict[str, int]:

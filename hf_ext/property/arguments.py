@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Literal
 
-from ..arguments import COUNT, FINITE, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option
+from ..arguments import COUNT, FINITE, FIRST_FLAGS, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option
 from ..errors import ArgumentError
 from ..models import EMBEDDINGS, ModelArguments
 
@@ -23,9 +23,8 @@ class AffinityArguments(ModelArguments):
     _first_flags = (
         *("dataset_name", "sequence_columns", "label_column", "split", "folds", "num_seeds"),
         *("encoders", "tower_inputs", "tower_training"),
-        *("use_peft", "layer", "head", "binder_threshold", "preset", "metric_for_best_model"),
-        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
-        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+        *("use_peft", "layer", "head", "binder_threshold", "metric_for_best_model"),
+        *FIRST_FLAGS,
     )
 
     binder_threshold: Annotated[float, FINITE] | None = option(

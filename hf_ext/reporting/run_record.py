@@ -18,7 +18,7 @@ from ..files import Facts, Json
 from ..hardware import detect_hardware
 from ..optional import installed_version
 from ..startup import end_phases, program_words
-from .record import FORMAT, CommonRecord, Costs, EarlyStopping, Environment, Evaluated, ModelRecord
+from .record import FORMAT, CommonRecord, Costs, Environment, ModelRecord
 
 PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")
 # What is either a Hub id or a path, which nothing but the file system tells apart.
@@ -112,12 +112,6 @@ def record_run(
         costs=_costs(trainer, trained.metrics),
         own={name: value for name, value in task.items() if name != "model"},
     )
-
-
-def record_evaluations(decisions: Sequence[Facts], alarms: Sequence[Any], patience: int | None) -> Evaluated:
-    """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided."""
-    stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
-    return Evaluated(alarms, EarlyStopping(patience, stopped, decisions) if patience else None)
 
 
 def _setting(args: TrainingArguments, settings: Facts, name: str) -> Any:

@@ -25,7 +25,6 @@ from ..reporting import (
     absolute_if_local,
     page_record,
     plot_loss,
-    record_evaluations,
     record_run,
     to_json,
     write_card,
@@ -155,10 +154,13 @@ class Run:
     def _save_results(self, trainer: FastTrainer, trained: TrainOutput, facts: Facts) -> Json:
         """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
         settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
-        evaluations = {}
+        evaluations: Json = {}
         if isinstance(trainer, FastTrainer):
+            decisions = trainer.stopping_decisions
+            stopped = next((one["step"] for one in decisions if one["should_stop"]), None)
             patience = trainer.args.early_stopping_patience
-            evaluations = to_json(record_evaluations(trainer.stopping_decisions, trainer.collapse_alarms, patience))
+            stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
+            evaluations = {"alarms": trainer.collapse_alarms, "early_stopping": stopping if patience else None}
         of_task = {**evaluations, "task": self.task.name, **facts}
         record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task)
         results = to_json(record)
