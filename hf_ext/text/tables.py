@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..errors import ArgumentError
 from .units import MISSING, format_cell
 
 # A number, with a percent sign or an x at most: "12.3 %", "1.7x", "-4". An identifier such as "1A2Y" is text.
@@ -23,7 +22,7 @@ def format_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> st
         Lines joined by newlines, without one at the end: headers, a rule, the rows.
 
     Raises:
-        ArgumentError: there are no headers, or a row has another number of cells.
+        ValueError: a row has another number of cells than there are headers.
     """
     head, *body = _align(rows, headers)[0]
     rule = ["-" * len(cell) for cell in head]
@@ -41,16 +40,11 @@ def _align(
     rows: Sequence[Sequence[object]], headers: Sequence[str], is_markdown: bool = False
 ) -> tuple[list[list[str]], list[str]]:
     """Returns headers and rows as cells of the width of their column, and the side where each column stands."""
-    if not headers:
-        raise ArgumentError("headers is empty: one header per column is needed.")
-    for number, row in enumerate(rows):
-        if len(row) != len(headers):
-            raise ArgumentError(f"row {number} has {len(row)} cells for {len(headers)} headers; as many are needed.")
     lines = [[*headers], *([format_cell(value) for value in row] for row in rows)]
     least = 3 if is_markdown else 0
     if is_markdown:
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    columns = [*zip(*lines)]
+    columns = [*zip(*lines, strict=True)]
     sides = [">" if is_numeric(cells) else "<" for _, *cells in columns]
     widths = [max(least, *map(len, cells)) for cells in columns]
     return [[f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths)] for line in lines], sides

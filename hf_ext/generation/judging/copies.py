@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data import kmer_cosines, nearest_identities
+from ...data import factorize, kmer_cosines, nearest_identities
 from ...errors import DataError
 from ...evaluation import FloatArray, Score, places_of
 from ..rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score
@@ -156,10 +156,9 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
 
 def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> list[str]:
     """Finds, (n,), the one of distinct `known` antigens that shares most 3-mers with each; of equals the first."""
-    distinct = list(dict.fromkeys(antigens))
+    number, distinct = factorize(antigens)
     places = kmer_cosines(distinct, known).argmax(axis=1)
-    found = {antigen: known[place] for antigen, place in zip(distinct, places)}
-    return [found[antigen] for antigen in antigens]
+    return [known[place] for place in places[number]]
 
 
 def _write_noise(lengths: Sequence[str], chains: Sequence[str], generator: np.random.Generator) -> list[str]:
