@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         as_dataset,
         check_columns,
         column_names,
+        factorize,
         has_numbered_rows,
         label_array,
         read_bounds,

@@ -100,7 +100,6 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     for number, name in enumerate(SPLITS):
         if (side == number).any():
             splits[name] = keep_rows(data, side == number)
-    report["sizes"] = {name: len(split) for name, split in splits.items()}
     return splits, report
 
 

@@ -141,15 +141,15 @@ class NamedKind(LabelKind):
             folded.setdefault("".join(name.casefold().replace("_", " ").split()), []).append(repr(name))
         same = [" and ".join(names) for names in folded.values() if len(names) > 1]
         where = f"column {self.columns[0]!r}"
-        return [f"{where}: classes that differ in spelling only: {show_names(same)}. Spell them alike."] if same else []
-
-    def _doubt_single(self, counts: Mapping[str, int]) -> list[str]:
+        notes = []
+        if same:
+            notes.append(f"{where}: classes that differ in spelling only: {show_names(same)}. Spell them alike.")
         single = sum(count == 1 for count in counts.values())
         num = len(counts)
-        if single <= num / 2:
-            return []
-        where = f"column {self.columns[0]!r}"
-        return [f"{where}: {single:,} of {num:,} classes have a single row: these may be names of rows, not classes."]
+        if single > num / 2 and not self.per_residue:
+            told = f"{single:,} of {num:,} classes have a single row: these may be names of rows, not classes."
+            notes.append(f"{where}: {told}")
+        return notes
 
     # Facts.
 
@@ -248,7 +248,7 @@ class Classes(NamedKind):
                 "which nothing can be learned. Name another --label_column, or give --task regression for amounts, "
                 "residue_classification for a letter per residue; separate several labels in a cell by ';'."
             )
-        notes = [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
+        notes = super()._doubt_names(counts, num_rows)
         if sum(any(sign in name for sign in ",|") for name in self.names) > num / 2:
             notes.append(
                 f"{where}: most classes hold a comma or a | ({shown}). If each cell names several labels, separate "

@@ -98,6 +98,9 @@ class NumericKind(LabelKind):
 class ColumnKind(LabelKind):
     """Several values of each row, with a column for each in tables."""
 
+    def read(self, table: LabelTable) -> Read:
+        return self.read_values(table, {name: table.table[name] for name in self.columns}, [])
+
     def read_values(self, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
         """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
 
@@ -137,11 +140,9 @@ class Numbers(ColumnKind, NumericKind):
     why_one_head = "here each row has several numbers"
 
     def read(self, table: LabelTable) -> Read:
-        columns = {name: table.table[name] for name in self.columns}
-        errors: list[RowError] = []
-        if len(columns) < self.num_outputs:
-            columns, errors = self._split_lists(table)
-        return self.read_values(table, columns, errors)
+        if len(self.columns) < self.num_outputs:
+            return self.read_values(table, *self._split_lists(table))
+        return super().read(table)
 
     def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)

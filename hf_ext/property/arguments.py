@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Annotated, Literal
 
 from ..arguments import COUNT, FINITE, FIRST_FLAGS, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option
@@ -32,7 +32,7 @@ class AffinityArguments(ModelArguments):
         "Labels at or above this count as hits: recall, precision, F1 and average precision are then in every "
         "evaluation. 9 is usual of pKd.",
     )
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    require: list[str] = option([], REQUIRE)
     folds: str | None = option(
         None,
         "Test each fold once, with a model that has not seen it: a column, whose values are the folds; or how many to "
@@ -154,7 +154,7 @@ class EvaluateArguments:
     )
     embeddings: str | None = option(None, f"{EMBEDDINGS} For models that were trained on such vectors.")
     test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    require: list[str] = option([], REQUIRE)
     metric: str | None = option(
         None, "Of the verdict. Left out: that of the labels, rmse of numbers; spearman where a model only ranks."
     )
