@@ -167,7 +167,7 @@ def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | No
         ArgumentError: what is in the folder came from another command, or a run still writes there.
         DataError: the file beside it is damaged.
     """
-    found = read_object(_record_of(folder))
+    found = read_object(Path(f"{folder}.run.json"))
     if folder.exists():
         if found.get("run") != _describe(command):
             raise ArgumentError(
@@ -184,12 +184,8 @@ def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | No
     return None
 
 
-def _record_of(folder: Path) -> Path:
-    return Path(f"{folder}.run.json")
-
-
 def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, float] | None) -> None:
-    write_json(_record_of(folder), {"run": _describe(command), "seconds": seconds})
+    write_json(f"{folder}.run.json", {"run": _describe(command), "seconds": seconds})
 
 
 def _describe(command: Sequence[str]) -> Json:

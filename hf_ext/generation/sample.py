@@ -141,20 +141,13 @@ def find_outputs(name: str, dataset_name: str | None) -> tuple[Path, Path]:
         ArgumentError: as `find_output`, of either; or both have one name.
         DataError, FolderError: as `find_output`.
     """
-
-    def is_own(header: list[str]) -> bool:
-        return header[: len(COLUMNS)] == [*COLUMNS]
-
-    def is_title(header: list[str]) -> bool:
-        return " log_probability=" in ",".join(header)
-
-    table = find_output(name, dataset_name, is_own, WRITER)
+    table = find_output(name, dataset_name, lambda header: header[: len(COLUMNS)] == [*COLUMNS], WRITER)
     fasta = table.with_suffix(".fasta")
     if fasta == table:
         raise ArgumentError(
             f"--output {name!r} ends in .fasta, which is what the FASTA beside it is called. Name another CSV to write."
         )
-    return table, find_output(str(fasta), dataset_name, is_title, WRITER)
+    return table, find_output(str(fasta), dataset_name, lambda line: " log_probability=" in ",".join(line), WRITER)
 
 
 def _check_arguments(args: SampleArguments, data_args: DataArguments) -> None:
