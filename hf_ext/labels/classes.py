@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError
+from ..files import Json
 from .cells import (
     SEPARATOR,
     UNKNOWN,
@@ -153,7 +154,7 @@ class NamedKind(LabelKind):
 
     # Facts.
 
-    def facts(self, labels: Array) -> dict[str, Any]:
+    def facts(self, labels: Array) -> Json:
         """Returns how many rows or residues there are, of each class, and the share of the largest.
 
         Args:
@@ -162,7 +163,7 @@ class NamedKind(LabelKind):
         known = labels[labels != UNKNOWN]
         return self._facts(labels, np.bincount(known, minlength=self.num_outputs), np.array(len(known)))
 
-    def _facts(self, labels: Array, counts: Array, num_known: Array) -> dict[str, Any]:
+    def _facts(self, labels: Array, counts: Array, num_known: Array) -> Json:
         return {
             "n": len(labels),
             "counts": dict(zip(self.names, counts.tolist())),
@@ -171,13 +172,13 @@ class NamedKind(LabelKind):
             "num_unknown": labels.size - int(num_known.sum()),
         }
 
-    def describe_facts(self, facts: Mapping[str, Any]) -> str:
+    def describe_facts(self, facts: Json) -> str:
         counts = Counter(facts["counts"]).most_common()
         shown = list_some([f"{shorten(name)} in {num:,}" for name, num in counts])
         unknown = f"; {facts['num_unknown']:,} not known" if facts["num_unknown"] else ""
         return f"{shown}, of {facts['n']:,} {self.counted}{unknown}"
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         present = [name for name, num in facts["counts"].items() if num]
         if len(present) > 1:
             return ""
@@ -187,7 +188,7 @@ class NamedKind(LabelKind):
             f"column {self.columns[0]!r}: all {called} training {self.counted} {which}, so there is nothing to learn."
         )
 
-    def compare_splits(self, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    def compare_splits(self, facts: Mapping[str, Json]) -> list[str]:
         """Returns warnings about classes that other splits have and training lacks."""
         said = []
         for split in facts.keys() - {"train"}:

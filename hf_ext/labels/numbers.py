@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArgumentError
+from ..files import Json
 from .cells import UNKNOWN, Checked, check_label, is_missing, shorten, split_items
 from .columns import LabelTable, Read, RowError, check_cells
 from .kind import LabelKind
@@ -49,7 +50,7 @@ class NumericKind(LabelKind):
     def read_items(self, cell: object) -> list[Any]:
         return split_items(cell)
 
-    def facts(self, labels: Array) -> dict[str, Any]:
+    def facts(self, labels: Array) -> Json:
         """Returns how many rows or residues there are, and of each column how many numbers are known, and their range.
 
         Args:
@@ -62,7 +63,7 @@ class NumericKind(LabelKind):
             found[name] = {"n": len(known), **measures}
         return {"n": len(labels), "columns": found}
 
-    def describe_facts(self, facts: Mapping[str, Any]) -> str:
+    def describe_facts(self, facts: Json) -> str:
         said = []
         for name, one in facts["columns"].items():
             shown = "{min:.4g} to {max:.4g}, mean {mean:.4g}, deviation {std:.4g}".format_map(one)
@@ -70,7 +71,7 @@ class NumericKind(LabelKind):
             said.append(f"{shorten(name)} {shown}" + (f", {lacking:,} not known" if lacking else ""))
         return "; ".join(said)
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         for name, one in facts["columns"].items():
             if not one["n"] or one["min"] == one["max"]:
                 value = f"{one['min']:g}" if one["n"] else "not known"

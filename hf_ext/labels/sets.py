@@ -93,7 +93,7 @@ class SetKind(NamedKind):
         """
         return self._facts(labels, np.nansum(labels, 0).astype(int), np.isfinite(labels).sum(0))
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         """Returns that no label tells training rows apart, or that one of them is known nowhere."""
         unknown = [name for name, known in zip(facts["counts"], facts["num_known"]) if not known]
         if unknown:
