@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import shutil
@@ -225,19 +224,6 @@ def write_text(path: StrPath, text: str) -> None:
     """
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
-
-
-def write_json(path: StrPath, content: object) -> None:
-    """Writes strict JSON, which has no NaN and no infinity: those become null. Errors: as `write_text`."""
-    write_text(path, json.dumps(_strict(content), indent=2, default=str) + "\n")
-
-
-def _strict(value: object) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # As OWASP lists them for CSV injection: what begins a formula, also in full width, and white space that is skipped. A

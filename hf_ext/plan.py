@@ -12,7 +12,7 @@ from torch import nn
 
 from . import speedups
 from .errors import PlanRefused
-from .files import Json, write_json
+from .files import Json
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .optional import installed_version
 from .processes import import_deepspeed
@@ -28,7 +28,7 @@ from .speedups import (
     find_speedup,
     optimizer_name,
 )
-from .text import format_table
+from .text import format_table, write_json
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 

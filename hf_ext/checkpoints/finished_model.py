@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..data import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
-from ..files import StrPath, write_json
+from ..files import StrPath
 from ..pretrained import fetch_folder, reading
+from ..text import write_json
 from .manifest import Manifest, check_files, hash_file, read_json
 
 MODEL_MANIFEST = "model_manifest.json"

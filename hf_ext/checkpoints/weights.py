@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
-from ..files import write_json
 from ..labels import list_some
 from ..models import AffinityConfig, AffinityModel, unwrap_peft
+from ..text import write_json
 from .manifest import read_json
 
 TRAINABLE = "trainable.safetensors"

@@ -30,9 +30,9 @@ from typing import Any
 
 from ..arguments import FastArgumentParser
 from ..errors import show_text
-from ..files import Json, write_json, write_text
+from ..files import Json, write_text
 from ..processes import refuse_several
-from ..text import NOT_MEASURED, start_run_log
+from ..text import NOT_MEASURED, start_run_log, write_json
 from .measures import UNITS, compare_values, describe_side, final_loss, find_metric, paired_ratio, round_rates
 from .progression import read_progression
 from .report import format_comparison

@@ -17,8 +17,9 @@ import psutil
 
 from ..checkpoints import find_other_run
 from ..errors import ArgumentError, HfExtError
-from ..files import Facts, Json, write_json
+from ..files import Facts, Json
 from ..reporting import PlanRecord, RunRecord, Throughput, from_json, read_object, read_record
+from ..text import write_json
 from .sides import Side
 
 logger = logging.getLogger(__name__)

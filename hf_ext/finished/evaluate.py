@@ -22,9 +22,10 @@ from dataclasses import fields
 from ..arguments import PredictingArguments, parse_command
 from ..data import DataArguments, LabelledArguments
 from ..errors import ArgumentError
-from ..files import Json, write_json
+from ..files import Json
 from ..property import EvaluateArguments
 from ..startup import quick_imports
+from ..text import write_json
 
 
 def main(argv: Sequence[str] | None = None) -> Json:

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, RunEnded
-from ..files import Facts, Json, StrPath, write_json
+from ..files import Facts, Json, StrPath
 from ..models import SIZES
-from ..text import format_cell
+from ..text import format_cell, write_json
 from ..training_args import FastTrainingArguments
 
 GATES_NAME = "gates.json"

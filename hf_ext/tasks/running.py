@@ -19,7 +19,7 @@ from ..checkpoints import run_folder
 from ..data import MaskingEpochCallback, reads_text
 from ..errors import ArgumentError, DataError, NotFiniteError
 from ..evaluation import describe_failed, format_checked, raise_failed
-from ..files import Facts, Json, write_json
+from ..files import Facts, Json
 from ..reporting import (
     ThroughputCallback,
     absolute_if_local,
@@ -31,7 +31,7 @@ from ..reporting import (
     write_report,
 )
 from ..startup import phase
-from ..text import start_run_log
+from ..text import start_run_log, write_json
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS, FastTrainingArguments, evaluates_apart
 
@@ -162,8 +162,7 @@ class Run:
             stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
             evaluations = {"alarms": trainer.collapse_alarms, "early_stopping": stopping if patience else None}
         of_task = {**evaluations, "task": self.task.name, **facts}
-        record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task)
-        results = to_json(record)
+        results = to_json(record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task))
         if (page := self.task.describe(results)) is not None:
             results["page"] = page_record(page)
         if trainer.is_world_process_zero():

@@ -1,10 +1,14 @@
-"""Tables of text: aligned for a terminal, or as Markdown for a README."""
+"""Tables of text: aligned for a terminal, or as Markdown for a README; and JSON that any program reads."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ..files import StrPath, write_text
 from .units import MISSING, format_cell
 
 # A number, with a percent sign or an x at most: "12.3 %", "1.7x", "-4". An identifier such as "1A2Y" is text.
@@ -54,3 +58,16 @@ def is_numeric(texts: Sequence[str]) -> bool:
     """Returns whether cells are numbers only, and at least one; "-" and empty cells do not count."""
     filled = [text for text in texts if text not in (MISSING, "")]
     return bool(filled) and all(text in ("nan", "inf", "-inf") or _NUMERIC_TEXT.fullmatch(text) for text in filled)
+
+
+def write_json(path: StrPath, content: object) -> None:
+    """Writes strict JSON, which has no NaN and no infinity: those become null. Errors: as `write_text`."""
+    write_text(path, json.dumps(_strict(content), indent=2, default=str) + "\n")
+
+
+def _strict(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,6 @@ from transformers import TrainerControl, TrainerState
 
 from hf_ext.arguments import FastArgumentParser
 from hf_ext.errors import DataError
-from hf_ext.files import write_json
 from hf_ext.reporting import (
     CommonRecord,
     PlanRecord,
@@ -24,6 +23,7 @@ from hf_ext.reporting import (
     to_json,
 )
 from hf_ext.reporting.record import ModelRecord
+from hf_ext.text import write_json
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

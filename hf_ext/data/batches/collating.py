@@ -13,9 +13,10 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from ...errors import DataError
-from ...files import parse_json, write_json
+from ...files import parse_json
 from ...labels import ONE_NUMBER, LabelKind, kind_from_state
 from ...pretrained import reading
+from ...text import write_json
 from ..arguments import NUMBERS, RESIDUES, DataArguments, TooLong
 from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE

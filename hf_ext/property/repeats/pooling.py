@@ -26,10 +26,11 @@ from ...evaluation import (
     check_requirements,
     score_predictions,
 )
-from ...files import Facts, Json, replacing, write_json
+from ...files import Facts, Json, replacing
 from ...labels import LABEL, UNKNOWN, LabelKind, average
 from ...reporting import RunRecord, from_json, page_record, read_object, write_card, write_report
 from ...tasks import Run, Task
+from ...text import write_json
 from ..measure import resolve_measure
 from ..results import write_test_files
 from ..scoring import Compared, SplitScores, read_requirements, score_rows

@@ -20,12 +20,12 @@ from ...checkpoints import FREE_TO_DIFFER, MODEL_MANIFEST, check_model
 from ...data import REJECTED_FILE, SOURCE_ROW, DataArguments, Fold, find_folds, find_whole, fingerprint, load_sequences
 from ...errors import ArgumentError, DataError
 from ...evaluation import describe_failed, raise_failed
-from ...files import Json, write_json
+from ...files import Json
 from ...hub import open_repository, push_folder
 from ...processes import do_on_main
 from ...reporting import read_object
 from ...tasks import Run, Task
-from ...text import start_run_log
+from ...text import start_run_log, write_json
 from ...training_args import FastTrainingArguments
 from ..arguments import AffinityArguments
 from ..scoring import read_requirements
