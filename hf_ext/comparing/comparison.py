@@ -198,9 +198,8 @@ def check_criteria(args: CompareArguments, pairs: dict[str, Json], peak_memory_g
     for name, pair in pairs.items():
         if (least := args.min_speedup) is not None:
             ratio = pair["ratio"]
-            verdict = _judge(ratio["low"] >= least, ratio["high"] >= least)
-            line = f"{verdict}  speed against {name} at least {least:g}x: {_show(ratio)}"
-            found.append({"verdict": verdict, "line": line})
+            text = f"speed against {name} at least {least:g}x: {_show(ratio)}"
+            found.append(_judge(ratio["low"] >= least, ratio["high"] >= least, text))
         loss = pair["loss"] and pair["loss"]["value"]
         found += _check_most(args.max_loss_delta, loss, f"final training loss above that of {name} by at most", "")
         most = args.max_metric_drop
@@ -208,25 +207,25 @@ def check_criteria(args: CompareArguments, pairs: dict[str, Json], peak_memory_g
         text = f"{args.metric} worse than that of {name} by at most"
         if args.drop_is_share and drop:
             size = abs(pair["metric"]["value"])
-            verdict = _judge(drop["high"] <= most * size, drop["low"] <= most * size)
-            line = f"{verdict}  {text} {most:.4g} of its {size:.4g}: {_show(drop)}"
-            found.append({"verdict": verdict, "line": line})
+            text += f" {most:.4g} of its {size:.4g}: {_show(drop)}"
+            found.append(_judge(drop["high"] <= most * size, drop["low"] <= most * size, text))
         else:
             found += _check_most(most, drop and drop["value"], text, "")
     return [*found, *_check_most(args.max_memory_gib, peak_memory_gib, "peak memory at most", " GiB")]
 
 
-def _judge(holds: bool, may_hold: bool) -> str:
-    """Judges an interval: all of it holds, or some of it may."""
+def _judge(holds: bool, may_hold: bool, text: str) -> Json:
+    """Judges what `text` says of an interval: it holds of all of it, or may of some."""
+    verdict = NOISY if may_hold else "FAIL"
     if holds:
-        return "PASS"
-    return NOISY if may_hold else "FAIL"
+        verdict = "PASS"
+    return {"verdict": verdict, "line": f"{verdict}  {text}"}
 
 
 def _check_most(most: Any, measured: float | None, text: str, unit: str) -> list[Json]:
     """Checks a criterion, where there is one, that holds for a number up to `most`."""
     if most is None:
         return []
-    verdict = "PASS" if measured is not None and measured <= most else "FAIL"
+    holds = measured is not None and measured <= most
     shown = NOT_MEASURED if measured is None else f"{measured:.4g}"
-    return [{"verdict": verdict, "line": f"{verdict}  {text} {most:g}{unit}: {shown}"}]
+    return [_judge(holds, holds, f"{text} {most:g}{unit}: {shown}")]

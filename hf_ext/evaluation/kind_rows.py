@@ -163,7 +163,7 @@ class KindRows:
         """Returns what the labels of a split, whose `read_bounds` these are, hold, JSON-able, with `alarms`."""
         return {**self.kind.facts_of(rows), "alarms": []}
 
-    def describe_audit(self, audit: Facts) -> str:
+    def describe_audit(self, audit: Json) -> str:
         """Returns the same in words, for a log."""
         return self.kind.describe_facts(audit)
 

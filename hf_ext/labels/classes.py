@@ -173,7 +173,7 @@ class NamedKind(LabelKind):
         }
 
     def describe_facts(self, facts: Json) -> str:
-        counts = Counter(facts["counts"]).most_common()
+        counts = Counter[str](facts["counts"]).most_common()
         shown = list_some([f"{shorten(name)} in {num:,}" for name, num in counts])
         unknown = f"; {facts['num_unknown']:,} not known" if facts["num_unknown"] else ""
         return f"{shown}, of {facts['n']:,} {self.counted}{unknown}"
