@@ -120,7 +120,9 @@ def clean_chains(
     return cleaned, errors, changes
 
 
-def check_sequence(cell: object, args: DataArguments, if_missing: str, may_be_missing: bool) -> Checked:
+def check_sequence(
+    cell: object, args: DataArguments, if_missing: str = LEAVE_OUT, may_be_missing: bool = False
+) -> Checked:
     """Checks a single cell by the rules of `clean_chains`; "" where it is refused."""
     if is_missing(cell):
         if may_be_missing:

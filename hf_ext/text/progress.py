@@ -68,7 +68,7 @@ class LiveProgress(ProgressCallback):
             self.prediction_bar = None
         self._loader = eval_dataloader
         if is_watched():
-            super().on_prediction_step(*event, eval_dataloader, **kwargs)
+            super().on_prediction_step(*event, eval_dataloader=eval_dataloader, **kwargs)
 
     def on_log(
         self,
