@@ -146,11 +146,9 @@ def remove_folder(folder: StrPath, last: str | None = None) -> None:
     """
     keep = os.path.join(folder, last) if last else None
     for place, folders, files in os.walk(folder, topdown=False):
-        for name in files:
+        for name in (*files, *folders):
             if os.path.join(place, name) != keep:
                 remove(os.path.join(place, name))
-        for name in folders:
-            remove(os.path.join(place, name))
     if keep:
         remove(keep)
     remove(folder)

@@ -27,6 +27,7 @@ from .optional import import_problem
 if TYPE_CHECKING:
     import torch
 
+CPUINFO = Path("/proc/cpuinfo")
 CUDA_GUIDE = "NVIDIA CUDA C++ Programming Guide, compute capabilities"
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
@@ -247,19 +248,19 @@ def _detect_cpu() -> Hardware:
     return dataclasses.replace(describe_hardware(row), memory_gib=_host_memory_gib(), device_name="cpu")
 
 
-def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+def _cpu_flags() -> frozenset[str]:
     """Reads the instruction-set flags of the first core; empty where the system does not list them (so: no bf16)."""
-    if not cpuinfo.is_file():
+    if not CPUINFO.is_file():
         return frozenset()
-    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
 
 
-def is_amd_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def is_amd_cpu() -> bool:
     """Returns whether the system lists AMD as the maker of its CPU."""
-    return cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8", errors="replace")
+    return CPUINFO.is_file() and "AuthenticAMD" in CPUINFO.read_text(encoding="utf-8", errors="replace")
 
 
 def count_cpu_cores() -> int:

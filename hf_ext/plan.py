@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from . import speedups
 from .errors import PlanRefused
-from .files import Json, write_text
+from .files import Json
 from .hardware import Hardware, count_cpu_cores, detect_hardware
 from .optional import installed_version
 from .processes import import_deepspeed
@@ -29,7 +28,7 @@ from .speedups import (
     find_speedup,
     optimizer_name,
 )
-from .text import format_table
+from .text import format_table, write_json
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft", "safetensors", "numpy")
 
@@ -132,7 +131,7 @@ class Plan:
         """Writes `plan.json` into `folder`."""
         path = Path(folder) / "plan.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(self.to_dict(), indent=2, default=str) + "\n")
+        write_json(path, self.to_dict())
         return path
 
     def table(self) -> str:

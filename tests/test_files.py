@@ -38,7 +38,8 @@ from hf_ext.files import (
 from hf_ext.heads.resolving import read_config_of
 from hf_ext.plan import Plan
 from hf_ext.property import write_predictions
-from hf_ext.reporting import plot_loss, read_run, write_json, write_report
+from hf_ext.reporting import plot_loss, read_run, write_report
+from hf_ext.text import write_json
 
 pytestmark = pytest.mark.internals
 

@@ -95,7 +95,7 @@ def test_a_wrong_argument_is_named_with_the_nearest(tmp_path, monkeypatch) -> No
     for words, message in (
         ("--round 3", r"unknown argument '--round', did you mean '--rounds'\?"),
         ("--rounds x", "--rounds: invalid int value: 'x'"),
-        ("--rounds 0", "--rounds 0: must be at least 1"),
+        ("--rounds 0", "rounds=0: must be at least 1"),
     ):
         with pytest.raises(ArgumentError, match=message):
             compare_main(["--output_dir", str(tmp_path / "out"), *words.split(), "--", "--x"])

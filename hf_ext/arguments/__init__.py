@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .parser import FastArgumentParser, parse_command
     from .presets import PRESETS, is_secret, name_nearest, preset_values
     from .training_fields import (
+        FIRST_FLAGS,
         REQUIRE,
         Count,
         EvaluatingArguments,

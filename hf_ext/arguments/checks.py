@@ -21,8 +21,6 @@ from huggingface_hub.dataclasses import type_validator
 from ..errors import ArgumentError
 from .presets import is_secret
 
-LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
-
 
 class Range(NamedTuple):
     """Numbers that are allowed, and the words that complete "must be"."""
@@ -38,7 +36,7 @@ NOT_NEGATIVE = Range("finite and not negative", lambda value: 0 <= value < math.
 NUM_WORKERS = Range("from 0 to 1024, a process each", lambda value: 0 <= value <= 1024)
 WIDTH = Range("from 1 to 65536", lambda value: 1 <= value <= 2**16)
 SHARE_BELOW_ONE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
-SEED = Range(f"from 0 to {LARGEST_SEED}", lambda value: 0 <= value <= LARGEST_SEED)
+SEED = Range(f"from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)  # NumPy takes no larger one
 
 
 def check_ranges(arguments: object, ranges: Mapping[str, Range] | None = None) -> None:

@@ -16,9 +16,6 @@ import yaml
 from ..errors import ArgumentError
 from ..files import CONFIGS, find_shipped, list_shipped
 
-MAPPING = "tag:yaml.org,2002:map"
-NULL = "tag:yaml.org,2002:null"
-
 
 class Given(NamedTuple):
     """A value that a file, a preset or a recipe gives, and where."""
@@ -39,11 +36,6 @@ def read_config(path: str) -> dict[str, Given]:
     Raises:
         ArgumentError: the file cannot be read, is not YAML or beyond plain YAML, or gives a key twice.
     """
-    return {_key(key): Given(_value(value), _place(path, key)) for key, value in read_nodes(path).value}
-
-
-def read_nodes(path: str) -> yaml.MappingNode:
-    """Reads the lines of the file as YAML's nodes; errors as in `read_config`."""
     try:
         text = find_shipped(path, CONFIGS).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,13 +47,13 @@ def read_nodes(path: str) -> yaml.MappingNode:
         for event in yaml.parse(StringIO(text), yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
                 raise ArgumentError(f"{_place(path, event)}: tags and aliases are not read: write the value out.")
-        root = yaml.compose(StringIO(text), yaml.SafeLoader) or yaml.MappingNode(MAPPING, [])
+        root = yaml.compose(StringIO(text), yaml.SafeLoader) or yaml.MappingNode("tag:yaml.org,2002:map", [])
     except (yaml.YAMLError, RecursionError) as error:
         raise ArgumentError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(root, yaml.MappingNode):
         raise ArgumentError(f"{path}: the top level must be lines of 'field: value'.")
     _refuse_duplicates(root, path)
-    return root
+    return {_key(key): Given(_value(value), _place(path, key)) for key, value in root.value}
 
 
 def _refuse_duplicates(node: yaml.Node, path: str) -> None:
@@ -90,7 +82,7 @@ def _value(node: Any, in_mapping: bool = False) -> Any:
         return {str(key.value): _value(value, True) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, in_mapping) for item in node.value]
-    if node.tag == NULL:
+    if node.tag == "tag:yaml.org,2002:null":
         return None
     try:
         return json.loads(node.value.lower()) if in_mapping and not node.style else node.value  # no style: no quotes

@@ -12,10 +12,14 @@ CACHE_DIR = "~/.cache/hf_ext/embeddings"
 Count = Annotated[int, COUNT]
 Positive = Annotated[float, ABOVE_ZERO]
 
-REQUIRE = {  # of the field `require` of a recipe's arguments
-    "help": 'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35"; of training also '
-    '"speed>=3", batches per second. Where one is not, exit status 3, after everything was written.'
-}
+FIRST_FLAGS = (  # of training, on the first page of --help
+    *("preset", "output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
+    *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+)
+REQUIRE = (  # help of the field `require` of a recipe's arguments
+    'What the final scores must be, each in quotes: "spearman>=0.60" "rmse<=1.35"; of training also "speed>=3", '
+    "batches per second. Where one is not, exit status 3, after everything was written."
+)
 
 
 def option(default: object, help: str) -> Any:

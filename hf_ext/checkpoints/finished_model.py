@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from ..data import INPUTS_NAME
 from ..errors import ArgumentError, CheckpointError
-from ..files import StrPath, write_text
+from ..files import StrPath
 from ..pretrained import fetch_folder, reading
+from ..text import write_json
 from .manifest import Manifest, check_files, hash_file, read_json
 
 MODEL_MANIFEST = "model_manifest.json"
@@ -189,7 +189,7 @@ def write_members(folder: StrPath, names: Iterable[str]) -> None:
         OSError: the disk refuses.
     """
     members = {name: hash_file(Path(folder, name, MODEL_MANIFEST)).sha256 for name in names}
-    write_text(Path(folder, MEMBERS), json.dumps({"format": 1, "members": members}, indent=2) + "\n")
+    write_json(Path(folder, MEMBERS), {"format": 1, "members": members})
 
 
 def read_members(folder: StrPath) -> list[str]:

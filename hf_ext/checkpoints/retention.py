@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from peft import PeftModel
 from torch import nn
@@ -48,14 +48,6 @@ class Sizes:
     @property
     def full_bytes(self) -> int:
         return self.weights + self.optimizer + self.other
-
-
-class KeepingArguments(Protocol):
-    """Training arguments, of which a policy is read."""
-
-    save_total_limit: int | None
-    save_total_size_gb: float | None
-    metric_for_best_model: str | None
 
 
 @dataclass(frozen=True)
@@ -190,7 +182,7 @@ def _list_needs(sizes: Sizes, policy: Policy, other_bytes: int) -> list[tuple[st
 # --- of a run -------------------------------------------------------------------------------------------------------
 
 
-def read_policy(args: KeepingArguments) -> Policy:
+def read_policy(args: Any) -> Policy:
     """Reads what the arguments ask to keep."""
     gb = args.save_total_size_gb
     return Policy(

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -33,31 +33,13 @@ _NO_SHAPE = frozenset(
 )
 
 
-class Described(Protocol):
-    """What of a trainer makes the run what it is."""
-
-    train_dataset: Any
-    data_collator: Any
-
-    @property
-    def args(self) -> TrainingArguments:
-        """Returns those of now."""
-
-    @property
-    def model(self) -> nn.Module:
-        """Returns the model that trains."""
-
-    @property
-    def compute_metrics(self) -> object:
-        """Returns what scores evaluations, a `RowMetrics` perhaps."""
-
-
-def describe_run(run: Described, held_out: Facts, written_by: str, speedups: Mapping[str, Facts]) -> Json:
+def describe_run(run: Any, held_out: Facts, written_by: str, speedups: Mapping[str, Facts]) -> Json:
     """Describes a run: the facts for the manifest of its checkpoints and for `compare_runs`.
 
     Call it at the same point of every run: after the plan was applied, before training begins.
 
     Args:
+        run: a trainer, of which arguments, model, rows, collator and `compute_metrics` are read.
         held_out: evaluation sets by their prefix, and "test".
         written_by: what writes weights and states into checkpoints.
         speedups: settings that count of those that were applied, see `Plan.compared`.

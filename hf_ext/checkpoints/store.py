@@ -190,9 +190,15 @@ class CheckpointStore:
         return Stored(self.path(step), manifest)
 
     def publish(self, step: int) -> None:
-        """Gives what was staged, its manifest included, the name of its checkpoint. Raises as `commit`."""
-        self.make_way(step)
-        os.rename(self.staging_path(step), self.path(step))
+        """Gives what was staged, its manifest included, the name of its checkpoint. Raises as `commit`.
+
+        What stands there, where a run saves once, becomes `previous-checkpoint-<step>`.
+        """
+        path = self.path(step)
+        if os.path.lexists(path):
+            moved = self._rename(path, f"previous-{path.name}")
+            logger.warning("%s was in the way of this run's checkpoint and is now %s.", path, moved.name)
+        os.rename(self.staging_path(step), path)
         sync(self.folder)
         self._tidy_staging()
 
@@ -232,17 +238,6 @@ class CheckpointStore:
         return None
 
     # --- moving out of the way --------------------------------------------------------------------------------------
-
-    def make_way(self, step: int) -> None:
-        """Renames what stands at `checkpoint-<step>`, which a run saves once, to `previous-checkpoint-<step>`.
-
-        Raises:
-            OSError: it cannot be renamed.
-        """
-        path = self.path(step)
-        if os.path.lexists(path):
-            moved = self._rename(path, f"previous-{path.name}")
-            logger.warning("%s was in the way of this run's checkpoint and is now %s.", path, moved.name)
 
     def set_aside_after(self, step: int) -> None:
         """Renames hf_ext's checkpoints above `step` to `previous-checkpoint-<step>`.

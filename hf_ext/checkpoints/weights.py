@@ -13,7 +13,6 @@ model: `from_pretrained` finds no weights in such a folder and refuses it, inste
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Collection
@@ -32,6 +31,7 @@ from transformers import PreTrainedModel
 from ..errors import CheckpointError
 from ..labels import list_some
 from ..models import AffinityConfig, AffinityModel, unwrap_peft
+from ..text import write_json
 from .manifest import read_json
 
 TRAINABLE = "trainable.safetensors"
@@ -120,8 +120,7 @@ def save_checkpoint_weights(
     else:
         save_weights(model, folder, state_dict)
         return
-    content = {**read_base(model), "tensors": _digest_frozen(model)}
-    (folder / FROZEN).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / FROZEN, {**read_base(model), "tensors": _digest_frozen(model)})
 
 
 def _add_unfrozen(model: PeftModel, folder: Path, state_dict: Tensors | None) -> None:

@@ -24,7 +24,6 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,8 @@ from ..arguments import FastArgumentParser
 from ..errors import show_text
 from ..files import Json, write_text
 from ..processes import refuse_several
-from ..reporting import write_json
-from ..text import NOT_MEASURED, start_run_log
-from .measures import common_unit, compare_values, describe_side, final_loss, find_metric, paired_ratio, round_rates
+from ..text import NOT_MEASURED, start_run_log, write_json
+from .measures import UNITS, compare_values, describe_side, final_loss, find_metric, paired_ratio, round_rates
 from .progression import read_progression
 from .report import format_comparison
 from .running import SideRun, run_all, run_child
@@ -45,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 CRITERIA_FAILED = 3
 TOO_NOISY = 4
+_show = "{value:.4g} [{low:.4g}, {high:.4g}]".format_map  # of an interval
 USAGE = "%(prog)s [--FLAG VALUE ...] -- [flags of the recipe, for all sides]"
 NOISY = "TOO NOISY TO TELL"  # an interval that holds both what passes and what fails
 
@@ -88,7 +87,12 @@ def compare(args: CompareArguments, shared: Sequence[str] = ()) -> Json:
     if args.progression:
         phases, shared = read_progression(args.progression, args.recipe, shared)
     sides = [phase for phase in phases if phase.role != "left out"] or make_sides(args, shared)
-    run_one = partial(run_side, args, shared)
+
+    def run_one(side: Side, round_: int) -> SideRun:
+        folder = Path(args.output_dir) / side.name.replace(" ", "_") / f"round_{round_}"
+        logger.info("%s, round %d", side.name, round_)
+        return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
+
     ablations = (lambda run: make_ablations(run.side, run.plan)) if args.ablate else None
     runs = run_all(sides, args.rounds, run_one, ablations)
     found = analyze(args, runs)
@@ -107,13 +111,6 @@ def _write(args: CompareArguments, shared: Sequence[str], found: Json, as_page: 
     return result
 
 
-def run_side(args: CompareArguments, shared: Sequence[str], side: Side, round_: int) -> SideRun:
-    """Runs one side in a folder of its own below `args.output_dir`. Errors: see `run_child`."""
-    folder = Path(args.output_dir) / side.name.replace(" ", "_") / f"round_{round_}"
-    logger.info("%s, round %d", side.name, round_)
-    return run_child(make_command(args, shared, side, folder, round_), side, round_, folder)
-
-
 def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
     """Computes numbers per side, ratios per baseline, criteria, and what each speed-up brings.
 
@@ -124,7 +121,7 @@ def analyze(args: CompareArguments, runs: Sequence[SideRun]) -> Json:
         by_side.setdefault(run.side.name, []).append(run)
     failed = {run.side.name: run.error for run in runs if run.error}
     good = {name: group for name, group in by_side.items() if name not in failed}
-    unit = common_unit(run for group in good.values() for run in group)
+    unit = max((run.throughput.unit for group in good.values() for run in group), key=UNITS.index)
     rates = {name: round_rates(group, unit) for name, group in good.items()}
     roles = {name: group[0].side for name, group in by_side.items()}
     *_, optimized = (name for name, side in roles.items() if side.role == "optimized")  # the last of a progression
@@ -200,12 +197,9 @@ def check_criteria(args: CompareArguments, pairs: dict[str, Json], peak_memory_g
     found = []
     for name, pair in pairs.items():
         if (least := args.min_speedup) is not None:
-            value = pair["ratio"]["value"]
-            low = pair["ratio"]["low"]
-            high = pair["ratio"]["high"]
-            verdict = _judge(low >= least, high >= least)
-            line = f"{verdict}  speed against {name} at least {least:g}x: {value:.4g} [{low:.4g}, {high:.4g}]"
-            found.append({"verdict": verdict, "line": line})
+            ratio = pair["ratio"]
+            text = f"speed against {name} at least {least:g}x: {_show(ratio)}"
+            found.append(_judge(ratio["low"] >= least, ratio["high"] >= least, text))
         loss = pair["loss"] and pair["loss"]["value"]
         found += _check_most(args.max_loss_delta, loss, f"final training loss above that of {name} by at most", "")
         most = args.max_metric_drop
@@ -213,25 +207,25 @@ def check_criteria(args: CompareArguments, pairs: dict[str, Json], peak_memory_g
         text = f"{args.metric} worse than that of {name} by at most"
         if args.drop_is_share and drop:
             size = abs(pair["metric"]["value"])
-            verdict = _judge(drop["high"] <= most * size, drop["low"] <= most * size)
-            shown = f"{drop['value']:.4g} [{drop['low']:.4g}, {drop['high']:.4g}]"
-            found.append({"verdict": verdict, "line": f"{verdict}  {text} {most:.4g} of its {size:.4g}: {shown}"})
+            text += f" {most:.4g} of its {size:.4g}: {_show(drop)}"
+            found.append(_judge(drop["high"] <= most * size, drop["low"] <= most * size, text))
         else:
             found += _check_most(most, drop and drop["value"], text, "")
     return [*found, *_check_most(args.max_memory_gib, peak_memory_gib, "peak memory at most", " GiB")]
 
 
-def _judge(holds: bool, may_hold: bool) -> str:
-    """Judges an interval: all of it holds, or some of it may."""
+def _judge(holds: bool, may_hold: bool, text: str) -> Json:
+    """Judges what `text` says of an interval: it holds of all of it, or may of some."""
+    verdict = NOISY if may_hold else "FAIL"
     if holds:
-        return "PASS"
-    return NOISY if may_hold else "FAIL"
+        verdict = "PASS"
+    return {"verdict": verdict, "line": f"{verdict}  {text}"}
 
 
 def _check_most(most: Any, measured: float | None, text: str, unit: str) -> list[Json]:
     """Checks a criterion, where there is one, that holds for a number up to `most`."""
     if most is None:
         return []
-    verdict = "PASS" if measured is not None and measured <= most else "FAIL"
+    holds = measured is not None and measured <= most
     shown = NOT_MEASURED if measured is None else f"{measured:.4g}"
-    return [{"verdict": verdict, "line": f"{verdict}  {text} {most:g}{unit}: {shown}"}]
+    return [_judge(holds, holds, f"{text} {most:g}{unit}: {shown}")]

@@ -6,7 +6,7 @@ of their logarithms; `tests/comparing/test_noise.py` simulates how often they ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -48,11 +48,6 @@ def paired_difference(values: Floats, baseline: Floats) -> Interval:
         return Interval(mean, -np.inf, np.inf)
     half = float(stdtrit(num - 1, 0.975) * differences.std(ddof=1) / np.sqrt(num))
     return Interval(mean, mean - half, mean + half)
-
-
-def common_unit(runs: Iterable[SideRun]) -> str:
-    """Returns the finest unit that all runs counted in full."""
-    return max((run.throughput.unit for run in runs), key=UNITS.index)
 
 
 def round_rates(runs: Sequence[SideRun], unit: str) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -18,8 +17,9 @@ import psutil
 
 from ..checkpoints import find_other_run
 from ..errors import ArgumentError, HfExtError
-from ..files import Facts, Json, write_text
+from ..files import Facts, Json
 from ..reporting import PlanRecord, RunRecord, Throughput, from_json, read_object, read_record
+from ..text import write_json
 from .sides import Side
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,16 @@ def run_child(command: Sequence[str], side: Side, round_: int, folder: Path, is_
     if status:
         raise ChildFailed(f"{side.name}, round {round_}: exit status {status}.\n{_tail(log)}")
     if is_timed:
-        _check_throughput(read_record(Throughput, folder / "throughput.json"), command, side, round_, log)
+        measured = read_record(Throughput, folder / "throughput.json")
+        if not measured:
+            raise ChildFailed(
+                f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer "
+                f"than FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
+            )
+        if not measured.measured_steps:
+            raise ChildFailed(
+                f"{side.name}, round {round_}: all {measured.warmup_steps} steps were warm-up. Train for more steps."
+            )
     seconds = {"wall_seconds": wall_seconds, "cpu_seconds": spent[2] + spent[3]}  # of children: user and system
     _write_record(folder, command, seconds)
     return _read_run(side, round_, seconds, folder)
@@ -130,18 +139,6 @@ def end_processes(started: Iterable[psutil.Process]) -> None:
             with suppress(psutil.NoSuchProcess):
                 end(process)
         left = psutil.wait_procs(left, GRACE_S)[1]
-
-
-def _check_throughput(throughput: Throughput, command: Sequence[str], side: Side, round_: int, log: Path) -> None:
-    if not throughput:
-        raise ChildFailed(
-            f"{side.name}, round {round_}: {command[1:2]} wrote no throughput.json. A recipe with another Trainer than "
-            f"FastTrainer needs trainer.add_callback(ThroughputCallback(model)).\n{_tail(log)}"
-        )
-    if not throughput.measured_steps:
-        raise ChildFailed(
-            f"{side.name}, round {round_}: all {throughput.warmup_steps} steps were warm-up. Train for more steps."
-        )
 
 
 def _read_run(side: Side, round_: int, seconds: Facts, folder: Path) -> SideRun:
@@ -171,7 +168,7 @@ def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | No
         ArgumentError: what is in the folder came from another command, or a run still writes there.
         DataError: the file beside it is damaged.
     """
-    found = read_object(_record_of(folder))
+    found = read_object(Path(f"{folder}.run.json"))
     if folder.exists():
         if found.get("run") != _describe(command):
             raise ArgumentError(
@@ -188,13 +185,8 @@ def find_finished(folder: Path, command: Sequence[str]) -> dict[str, float] | No
     return None
 
 
-def _record_of(folder: Path) -> Path:
-    return Path(f"{folder}.run.json")
-
-
 def _write_record(folder: Path, command: Sequence[str], seconds: Mapping[str, float] | None) -> None:
-    record = {"run": _describe(command), "seconds": seconds}
-    write_text(_record_of(folder), json.dumps(record, indent=1) + "\n")
+    write_json(f"{folder}.run.json", {"run": _describe(command), "seconds": seconds})
 
 
 def _describe(command: Sequence[str]) -> Json:

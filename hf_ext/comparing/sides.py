@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 
 import yaml
 
-from ..arguments import NOT_NEGATIVE, PRESETS, check_ranges, option
+from ..arguments import FINITE, NOT_NEGATIVE, PRESETS, Count, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, Json, find_shipped
 from ..reporting import PlanRecord
@@ -70,7 +69,7 @@ class CompareArguments:
         'quoted text, such as "stock --bf16 true".',
     )
     optimized: str = option("max_speed", "As --baseline.")
-    rounds: int = option(3, "How often every side runs; sides take turns. With more, those that are done are kept.")
+    rounds: Count = option(3, "How often every side runs; sides take turns. With more, those that are done are kept.")
     seed: int = option(42, "Of the first round; each round adds 1, for all sides alike.")
     baseline_launch: str | None = option(
         None, "Accelerate config file to launch baselines with; flags of the launcher may follow in the same text."
@@ -94,8 +93,6 @@ class CompareArguments:
     ablate: bool = option(False, "Also run without each applied speed-up.")
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ArgumentError(f"--rounds {self.rounds}: must be at least 1.")
         drop = str(self.max_metric_drop or 0.0)
         self.drop_is_share = drop.endswith("%")
         try:
@@ -104,11 +101,7 @@ class CompareArguments:
             raise ArgumentError(f"--max_metric_drop {drop}: give a number, or a share such as 3%.") from None
         if self.max_metric_drop is not None:
             self.max_metric_drop = number / 100 if self.drop_is_share else number
-        for name in CRITERIA:
-            limit = getattr(self, name)
-            if limit is not None and not math.isfinite(limit):
-                raise ArgumentError(f"--{name} {limit}: must be a number, by which something can pass or fail.")
-        check_ranges(self)
+        check_ranges(self, {**ranges_in_types(CompareArguments), **dict.fromkeys(CRITERIA, FINITE)})
         for way in filter(partial(getattr, self), GOES_WITH):
             fitting = GOES_WITH[way]
             usual = {name: value for name, value in vars(CompareArguments()).items() if name not in (way, *fitting)}

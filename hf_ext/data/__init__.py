@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .batches.number_columns import NumberColumns
     from .batches.residue_counts import LETTERS, MAX_FEATURES, Columns, SequenceFeatures
     from .batches.streams import START, PassedRows, StreamBatchSampler, is_split_by_node, is_stream
-    from .batches.tokenization import ResidueTokenizer
+    from .batches.tokenization import ResidueTokenizer, make_esm_tokenizer
     from .batches.varlen_layout import BatchLayout, VarlenLayout, change_layout, locate_labels
     from .batches.windows import WINDOWS, Limit, encode_windows, join_windows, limit_of
     from .cleaning import REJECTED_FILE, REJECTED_HEADER, RowSchema, format_errors
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         as_dataset,
         check_columns,
         column_names,
+        factorize,
         has_numbered_rows,
         label_array,
         read_bounds,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from .formats import irregular_kind
     from .loading import LoadedData, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
-    from .proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence, clean_chains
+    from .proteins import ESM2, ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence
     from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns
     from .split_report import find_missing, leak_report
     from .splits import draw_rows, find_folds, find_whole

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -39,11 +40,15 @@ def reads_text(collator: Any) -> bool:
     return hasattr(collator, "columns")
 
 
-def read_columns(dataset: Any, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Reads rows of `dataset` as tuples of the given columns. Cost: one pass, of Arrow datasets column by column."""
+def read_columns(dataset: Any, columns: Sequence[str], most: int | None = None) -> list[tuple[str, ...]]:
+    """Reads rows of `dataset`, of a stream the first `most`, as tuples of the given columns.
+
+    Cost: one pass, of Arrow datasets column by column.
+    """
     if isinstance(dataset, datasets.Dataset):
         return list(zip(*(dataset[column][:] for column in columns)))
-    return [tuple(dataset[i][column] for column in columns) for i in range(len(dataset))]
+    rows = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else islice(dataset, most)
+    return [tuple(row[column] for column in columns) for row in rows]
 
 
 def read_column(dataset: Any, name: str) -> list[Any]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import BertConfig, BertModel, BertTokenizer, EsmConfig, EsmModel, EsmTokenizer
+from transformers import BertConfig, BertModel, BertTokenizer, EsmConfig, EsmModel
 
-from .proteins import ESM_VOCABULARY, STANDARD
+from .batches.tokenization import make_esm_tokenizer
+from .proteins import ESM2, STANDARD
 
 NUM_ROWS = 3000
 NOISE = 0.25  # standard deviation of the simulated measurement, pKd units
@@ -109,25 +110,14 @@ def make_demo_encoders(folder: str | Path) -> tuple[str, str]:
     """
     bert = Path(folder) / "bert"
     esm = Path(folder) / "esm"
-    for path, vocabulary in ((bert, _BERT_VOCAB), (esm, ESM_VOCABULARY)):
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    bert.mkdir(parents=True, exist_ok=True)
+    (bert / "vocab.txt").write_text("\n".join(_BERT_VOCAB) + "\n")
     BertTokenizer(str(bert / "vocab.txt"), do_lower_case=False).save_pretrained(bert)
-    EsmTokenizer(str(esm / "vocab.txt"), model_max_length=1024).save_pretrained(esm)
+    make_esm_tokenizer(model_max_length=1024).save_pretrained(esm)
     shape: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape["intermediate_size"] = 128
     of_bert = BertConfig(vocab_size=len(_BERT_VOCAB), **shape)
-    of_esm = EsmConfig(
-        vocab_size=len(ESM_VOCABULARY),
-        pad_token_id=1,
-        mask_token_id=ESM_VOCABULARY.index("<mask>"),
-        position_embedding_type="rotary",
-        token_dropout=True,
-        emb_layer_norm_before=False,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **shape,
-    )
+    of_esm = EsmConfig(**ESM2, **shape)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         BertModel(of_bert, add_pooling_layer=False).save_pretrained(bert)

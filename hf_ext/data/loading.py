@@ -133,7 +133,7 @@ def load_data(
         report["warnings"] += kind.compare_splits({name: kind.facts_of(one) for name, one in splits.items()})
         report["repeats"] = repeat_report(splits, [*args.sequence_columns, *args.number_columns], kind)
         report["notes"] += filter(None, [describe_repeats(report["repeats"])])
-    report["sizes"] = {name: len(split) for name, split in splits.items()}
+    report["sizes"] = splits.num_rows
     report["variants"] = find_variants(data, args)
     report["leaks"] = leak_report(splits, args.sequence_columns, args.number_columns) if looks_for_leaks else {}
     numbers = NumberColumns.fit(splits["train"], args.numeric_columns, args.category_columns)

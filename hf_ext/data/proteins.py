@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..files import Json
 from ..labels import NUMBER, Checked, RowError, check_cells, is_missing
 from .arguments import DataArguments
 
@@ -22,6 +23,16 @@ RARE = "UZOBJ"  # accepted here; the tokenizer maps them to X for models whose v
 STOP = "*"
 # ESM-2's tokens, in the order of their ids.
 ESM_VOCABULARY = ("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>")
+ESM2: Json = {  # of EsmConfig, what ESM-2 has in all sizes
+    "vocab_size": len(ESM_VOCABULARY),
+    "pad_token_id": ESM_VOCABULARY.index("<pad>"),
+    "mask_token_id": ESM_VOCABULARY.index("<mask>"),
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "emb_layer_norm_before": False,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 LEAVE_OUT = "Fill it in, or leave the row out."
 NAME_COLUMN = f"{LEAVE_OUT} If rows may lack this chain, name the column in --missing_chains of training."
 

@@ -100,7 +100,6 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     for number, name in enumerate(SPLITS):
         if (side == number).any():
             splits[name] = keep_rows(data, side == number)
-    report["sizes"] = {name: len(split) for name, split in splits.items()}
     return splits, report
 
 
@@ -149,8 +148,7 @@ def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -
         raise DataError("--folds divides the rows of one file, and these files are splits already. Join them in one.")
     side = np.full(len(data), SPLITS.index("test"))
     rest = np.flatnonzero(find_folds(data, args, groups) != (args.fold.tested or ""))
-    train, validation, _ = check_sizes(args.split_sizes)
-    shares = (train / (train + validation), validation / (train + validation), 0.0)
+    shares = _leave_out_test(check_sizes(args.split_sizes))
     kind, column = check_rule(args.split or "random")
     side[rest] = _group_sides(factorize(groups[rest].tolist())[0], shares, args.split_seed, kind, column)
     return side
@@ -165,8 +163,7 @@ def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]
     kind, way = check_rule(str(args.split))
     if kind == "mutations":
         most = changes.find_most(1 - fractions[2])
-        share = fractions[1] / (fractions[0] + fractions[1])
-        side = _random_sides(len(changes.counts), (1 - share, share, 0.0), args.split_seed)
+        side = _random_sides(len(changes.counts), _leave_out_test(fractions), args.split_seed)
         side[changes.counts > most] = 2
         notes.append(f"substitutions of rows that train and validate: {most} at most; those with more test")
     else:
@@ -192,8 +189,7 @@ def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: i
     if not len(train):
         raise DataError(f"split column {column!r}: no row says train; found {', '.join(sorted(names))}.")
     if not (side == 1).any() and fractions[1] > 0:
-        fraction = fractions[1] / (fractions[0] + fractions[1])
-        drawn = train[_random_sides(len(train), (1 - fraction, fraction, 0.0), seed) == 1]
+        drawn = train[_random_sides(len(train), _leave_out_test(fractions), seed) == 1]
         side[drawn] = 1
         notes.append(f"no row says validation: {len(drawn)} of {len(train)} train rows (seed {seed}) became it")
     if num := np.count_nonzero(side == len(SPLITS)):
@@ -221,12 +217,8 @@ def split_stream(data: IterableDataset, args: DataArguments) -> tuple[IterableDa
     splits = IterableDatasetDict()
     for number, name in enumerate(SPLITS):
         if column or fractions[number] > 0:
-            given = {
-                "number": number,
-                "keys": keys,
-                "fractions": None if column else fractions,
-                "seed": args.split_seed,
-            }
+            shares = None if column else fractions
+            given = {"number": number, "keys": keys, "fractions": shares, "seed": args.split_seed}
             kept = data.filter(_are_in_split, batched=True, fn_kwargs=given)
             splits[name] = kept.remove_columns(column) if column else kept
     return splits, report
@@ -252,6 +244,11 @@ def _draw_side(text: str, fractions: Sequence[float], seed: int) -> int:
     if position < fractions[0]:
         return 0
     return 1 if fractions[2] == 0 or position < fractions[0] + fractions[1] else 2
+
+
+def _leave_out_test(fractions: Sequence[float]) -> tuple[float, float, float]:
+    train, validation, _ = fractions
+    return train / (train + validation), validation / (train + validation), 0.0
 
 
 def _random_sides(num: int, fractions: Sequence[float], seed: int) -> np.ndarray:

@@ -72,7 +72,8 @@ class Times:
         """Of all lines."""
         if not self.lines:
             return None
-        return sum(least for _, (least, _) in self.lines), sum(most for _, (_, most) in self.lines)
+        least, most = map(sum, zip(*(span for _, span in self.lines)))
+        return least, most
 
 
 def make_schedule(plan: Plan, stage: Stage) -> Schedule | None:

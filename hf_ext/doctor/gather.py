@@ -81,7 +81,8 @@ class Facts:
         known = [span for span in spans if span is not None]
         if not known or len(known) < len(spans):
             return None
-        return sum(least for least, _ in known), sum(most for _, most in known)
+        least, most = map(sum, zip(*known))
+        return least, most
 
     @property
     def needed_bytes(self) -> dict[str, int]:
@@ -126,9 +127,7 @@ def gather(
     last = next((stage for stage in reversed(dry_run.stages) if stage.is_asked), None)
     stages = [_look(stage, machine, seconds, read_seconds if stage is last else None) for stage in dry_run.stages]
     facts = Facts(args, machine, read_packages(), dry_run, stages, host_bytes)
-    if facts.main is None:
-        return facts
-    return replace(facts, args=facts.main.stage.args)
+    return replace(facts, args=facts.main.stage.args) if facts.main else facts
 
 
 def _check_output(args: Any) -> None:

@@ -155,9 +155,9 @@ class KindRows:
     def check(self, truth: FloatArray, row: IntArray) -> None:
         """Raises DataError where labels, (values,) with the row of each, cannot be of this kind."""
 
-    def constant(self, truth: FloatArray, more: float = 0.0) -> FloatArray:
+    def constant(self, truth: FloatArray) -> FloatArray:
         """Returns the best prediction that is the same for all rows, see `find_shares`."""
-        return find_shares(truth, self.kind.num_classes, more)
+        return find_shares(truth, self.kind.num_classes)
 
     def examine(self, predictions: Outputs, labels: Outputs) -> Examined:
         """Returns what `collapse_report` does, and its alarms by what they are about."""
@@ -171,7 +171,7 @@ class KindRows:
         """Returns what the labels of a split, whose `read_bounds` these are, hold, JSON-able, with `alarms`."""
         return {**self.kind.facts_of(rows), "alarms": []}
 
-    def describe_audit(self, audit: Facts) -> str:
+    def describe_audit(self, audit: Json) -> str:
         """Returns the same in words, for a log."""
         return self.kind.describe_facts(audit)
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import labels
 from ..errors import DataError
 from ..labels import UNKNOWN, LabelKind, Number, Outputs
 from .alarms import Examined, examine_probabilities
 from .kind_rows import KindRows, Known, Names
-from .metrics.arrays import Array, FloatArray, IntArray
+from .metrics.arrays import Array, BoolArray, FloatArray, IntArray
 from .metrics.classes import (
     CLASS_METRICS,
     MULTILABEL_METRICS,
@@ -63,7 +62,7 @@ class NameRows(KindRows):
             found[name] = {"support": num} | {key: one / of if of else None for key, (one, of) in shares.items()}
         return found
 
-    def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
+    def count_hits(self, predictions: Array, labels: Array, known: BoolArray) -> Sequence[Array]:
         """Returns of each name how many have it, are predicted to have it, and both."""
         raise NotImplementedError
 
@@ -101,7 +100,7 @@ class ClassRows(NameRows):
         num = len(self.kind.names)
         return [np.bincount(each, minlength=num) for each in (truth.astype(np.int64), values.argmax(axis=1))]
 
-    def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
+    def count_hits(self, predictions: Array, labels: Array, known: BoolArray) -> Sequence[Array]:
         true = labels[known]
         called = predictions.argmax(-1)[known]
         counted = (true, called, true[true == called])
@@ -130,7 +129,7 @@ class SetRows(NameRows):
     def make_rows(self, known: Known) -> Rows:
         return Multilabel(known.values, known.truth)
 
-    def count_hits(self, predictions: Array, labels: Array, known: NDArray[np.bool_]) -> Sequence[Array]:
+    def count_hits(self, predictions: Array, labels: Array, known: BoolArray) -> Sequence[Array]:
         has = labels == 1
         called = (predictions > 0.5) & known
         return has.sum(0), called.sum(0), (has & called).sum(0)

@@ -61,7 +61,7 @@ class NumberRows(KindRows):
 
     def verdict_metric(self, name: str, is_asked: bool) -> str | None:
         """Returns the metric that chooses checkpoints, where final scores have it; None where the loss decides."""
-        return name if name in {*PLAIN_METRICS, *THRESHOLD_METRICS} & {*self.names} else None
+        return name if name in self.names else None
 
     def describe_verdict(self, metric: str) -> str:
         return f"verdict in {metric}."

@@ -10,10 +10,9 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError
-from .metrics.arrays import FloatArray, as_groups
+from .metrics.arrays import Array, FloatArray, IntArray, as_groups
 from .metrics.rows import Counted, Rows
 
 MIN_GROUPS = 10  # effective ones: an interval from fewer is shown, but no claim rests on it
@@ -38,10 +37,10 @@ class ResamplingGroups:
     """
 
     column: str
-    group_of_row: NDArray[np.int64]
+    group_of_row: IntArray
 
     @classmethod
-    def of(cls, column: str, values: Sequence[Any] | NDArray[Any]) -> ResamplingGroups:
+    def of(cls, column: str, values: Sequence[Any] | Array) -> ResamplingGroups:
         """Builds groups of rows whose values, (n,), are equal as text; raises `DataError` where a row has none."""
         # Numbered by first appearance, so that groups of one row each are the rows in their order.
         number: dict[str, int] = {}
@@ -76,7 +75,7 @@ class ResamplingGroups:
         """Whether every group is a single row."""
         return self.num_groups == len(self.group_of_row)
 
-    def select(self, rows: NDArray[Any]) -> ResamplingGroups:
+    def select(self, rows: Array) -> ResamplingGroups:
         """Returns the groups of some rows: (n,) bool, or row numbers."""
         return ResamplingGroups.of(self.column, self.group_of_row[rows])
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..labels import LabelKind
 from ..text import less_is_better
 from .kinds import metrics_of, rows_for
-from .metrics.arrays import FloatArray
+from .metrics.arrays import Array, FloatArray
 from .metrics.regression import defined_values, mean_of_groups, per_group_spearman
 from .metrics.rows import DEFAULT_THRESHOLD, MetricValue
 from .resampling import (
@@ -68,7 +67,7 @@ def make_score(
 
 
 def score_mean(
-    values: NDArray[Any],
+    values: Array,
     *,
     num_resamples: int = 1000,
     seed: int,

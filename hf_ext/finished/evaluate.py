@@ -25,6 +25,7 @@ from ..errors import ArgumentError
 from ..files import Json
 from ..property import EvaluateArguments
 from ..startup import quick_imports
+from ..text import write_json
 
 
 def main(argv: Sequence[str] | None = None) -> Json:
@@ -40,7 +41,6 @@ def main(argv: Sequence[str] | None = None) -> Json:
         from ..evaluation import metrics_of, parse_requirements, raise_failed
         from ..processes import refuse_several
         from ..property import scored_names, training_arguments
-        from ..reporting import write_json
         from ..text import start_run_log
         from .comparing import compare, describe, describe_unmet, load_labelled, load_test
         from .scored_models import cut_behind, find_common_kind, find_models, find_output, take_from_training

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..arguments import COUNT, FINITE, NOT_NEGATIVE, check_choices, check_ranges, option
+from ..arguments import COUNT, FINITE, FIRST_FLAGS, NOT_NEGATIVE, check_choices, check_ranges, option
 from ..errors import ArgumentError
 from ..files import Json, parse_json
 from ..models import GENERATOR_RANGES
@@ -53,9 +53,8 @@ class GeneratorArguments(WritingArguments):
     _argument_groups = {"model": ("temperature", "top_p", "discriminator")}
     _first_flags = (
         *("dataset_name", "antigen_column", "heavy_column", "light_column", "label_column", "stage", "architecture"),
-        *("size", "antigen_encoder", "encoder_training", "discriminator", "preset"),
-        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
-        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+        *("size", "antigen_encoder", "encoder_training", "discriminator"),
+        *FIRST_FLAGS,
     )
 
     stage: Literal["1", "2", "3", "auto"] = option(

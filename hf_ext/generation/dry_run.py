@@ -129,7 +129,7 @@ def _dry_run_stage(
         f"a generator ({given.size})",
         "full",
         model.config.d_model,
-        sum(parameter.numel() for parameter in model.parameters()),
+        model.num_parameters(),
         count_flops(model, *mean),
         partial(_make_step, model.config, batch, mean, args.per_device_train_batch_size),
         download_bytes=sum(part.download_bytes for part in parts) if not is_encoder_kept else 0,

@@ -184,7 +184,7 @@ def load_pairs(
     antigens = {name: split[data.antigen][:] for name, split in splits.items()}
     report |= {
         "notes": notes,
-        "sizes": {name: len(split) for name, split in splits.items()},
+        "sizes": splits.num_rows,
         "leaks": leak_report(splits, data_args.sequence_columns),
         "missing_chains": missing,
         "num_antigens": {name: len(set(values)) for name, values in antigens.items()},

@@ -94,7 +94,12 @@ def main(argv: list[str] | None = None) -> tuple[Path, Path]:
     _, (args, reading) = parse_command((SampleArguments, ReadingArguments), {"too_long": "error"}, __doc__, argv)
     refuse_several("sample")
     data_args = DataArguments(**vars(reading))
-    _check_arguments(args, data_args)
+    if (args.antigen is None) == (data_args.dataset_name is None):
+        raise ArgumentError("Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE.")
+    if args.antigen is not None and (args.antigen_column or data_args.id_column):
+        raise ArgumentError("--antigen is a sequence: --antigen_column and --id_column are for files.")
+    if data_args.streaming:
+        raise ArgumentError("--streaming: antigens are read whole; leave it out.")
     log = start_run_log(None)
     output, fasta = find_outputs(args.output, data_args.dataset_name)
     antigen_column = _resolve_columns(args, data_args)
@@ -141,30 +146,13 @@ def find_outputs(name: str, dataset_name: str | None) -> tuple[Path, Path]:
         ArgumentError: as `find_output`, of either; or both have one name.
         DataError, FolderError: as `find_output`.
     """
-
-    def is_own(header: list[str]) -> bool:
-        return header[: len(COLUMNS)] == [*COLUMNS]
-
-    def is_title(header: list[str]) -> bool:
-        return " log_probability=" in ",".join(header)
-
-    table = find_output(name, dataset_name, is_own, WRITER)
+    table = find_output(name, dataset_name, lambda header: header[: len(COLUMNS)] == [*COLUMNS], WRITER)
     fasta = table.with_suffix(".fasta")
     if fasta == table:
         raise ArgumentError(
             f"--output {name!r} ends in .fasta, which is what the FASTA beside it is called. Name another CSV to write."
         )
-    return table, find_output(str(fasta), dataset_name, is_title, WRITER)
-
-
-def _check_arguments(args: SampleArguments, data_args: DataArguments) -> None:
-    """Refuses a stream of antigens, and arguments of files beside a sequence."""
-    if (args.antigen is None) == (data_args.dataset_name is None):
-        raise ArgumentError("Name the antigens: either --dataset_name FILE, or --antigen SEQUENCE.")
-    if args.antigen is not None and (args.antigen_column or data_args.id_column):
-        raise ArgumentError("--antigen is a sequence: --antigen_column and --id_column are for files.")
-    if data_args.streaming:
-        raise ArgumentError("--streaming: antigens are read whole; leave it out.")
+    return table, find_output(str(fasta), dataset_name, lambda line: " log_probability=" in ",".join(line), WRITER)
 
 
 def _resolve_columns(args: SampleArguments, data_args: DataArguments) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError, RunEnded
-from ..files import Facts, Json, StrPath, write_text
+from ..files import Facts, Json, StrPath
 from ..models import SIZES
-from ..text import format_cell
+from ..text import format_cell, write_json
 from ..training_args import FastTrainingArguments
 
 GATES_NAME = "gates.json"
@@ -181,8 +180,7 @@ def write_gates(path: StrPath, stages: Mapping[int, Sequence[Facts]]) -> None:
         OSError: the disk refuses.
     """
     found = {str(stage): {"passed": have_passed(gates), "gates": gates} for stage, gates in stages.items()}
-    content = {"passed": all(one["passed"] for one in found.values()), "stages": found}
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_json(path, {"passed": all(one["passed"] for one in found.values()), "stages": found})
 
 
 def check_passed(results: Facts) -> None:

@@ -21,7 +21,7 @@ _OF_MODEL = re.compile(rf"{PART.pattern}|{re.escape(MODEL_MANIFEST)}")
 _ALLOWED = re.compile(rf"{_OF_MODEL.pattern}|{_ABOUT}|{re.escape(MEMBERS)}")
 # What decides which weights `from_pretrained` reads. A leftover of an earlier push would be read beside or instead of
 # the new model: model.safetensors before an index, adapters on top of a full model; or would vouch for another model.
-_DECIDES_LOADING = re.compile(
+DECIDES_LOADING = re.compile(
     rf"{WEIGHTS}|{re.escape(MODEL_MANIFEST)}|{re.escape(MEMBERS)}|adapter_config\.json|(pytorch|adapter)_model.*\.bin(\.index\.json)?"
 )
 _ANY_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # the form of the Hub's access tokens
@@ -72,8 +72,3 @@ def find_token(files: Files, token: str) -> str | None:
     """Finds a file, other than weights, that contains `token` or anything that has the form of a token."""
     texts = {name: content for name, content in files.items() if isinstance(content, bytes)}
     return next((name for name, text in texts.items() if token.encode() in text or _ANY_TOKEN.search(text)), None)
-
-
-def find_replaced(present: list[str], files: Files) -> list[str]:
-    """Lists of the names `present` in a repository what an earlier push left there and `files` take the place of."""
-    return [name for name in present if name not in files and _DECIDES_LOADING.fullmatch(name)]

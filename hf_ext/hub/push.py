@@ -26,7 +26,7 @@ from ..checkpoints import MODEL_MANIFEST, hash_file
 from ..errors import HfExtError, RunEnded
 from ..files import StrPath, parse_json
 from ..models import replaced
-from .allowed import find_replaced, find_token, model_files
+from .allowed import DECIDES_LOADING, find_token, model_files
 
 WAITS_S = (2.0, 4.0, 8.0)  # before each further attempt
 SILENCE_S = 120.0  # after which a connection counts as lost: huggingface_hub 2.4 waits for ever
@@ -120,7 +120,8 @@ def push_folder(
             api.preupload_lfs_files(before.id, [add], revision=revision, free_memory=False)
         if changed := ", ".join(_find_changed(adds, promised)):
             raise HubError(f"{changed} in {folder} changed during the push; nothing was committed. Run: {repeat}")
-        stale = find_replaced([sibling.rfilename for sibling in before.siblings or []], files)
+        present = {sibling.rfilename for sibling in before.siblings or []}
+        stale = sorted(filter(DECIDES_LOADING.fullmatch, present - files.keys()))
         if stale:
             logger.warning("Deleted from %s, of an earlier push and not of this one: %s", before.id, ", ".join(stale))
         # Not `upload_folder`: with Xet it may make several commits, and a repository of which half is new.

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import DataError
+from ..files import Json
 from .cells import (
     SEPARATOR,
     UNKNOWN,
@@ -141,19 +142,19 @@ class NamedKind(LabelKind):
             folded.setdefault("".join(name.casefold().replace("_", " ").split()), []).append(repr(name))
         same = [" and ".join(names) for names in folded.values() if len(names) > 1]
         where = f"column {self.columns[0]!r}"
-        return [f"{where}: classes that differ in spelling only: {show_names(same)}. Spell them alike."] if same else []
-
-    def _doubt_single(self, counts: Mapping[str, int]) -> list[str]:
+        notes = []
+        if same:
+            notes.append(f"{where}: classes that differ in spelling only: {show_names(same)}. Spell them alike.")
         single = sum(count == 1 for count in counts.values())
         num = len(counts)
-        if single <= num / 2:
-            return []
-        where = f"column {self.columns[0]!r}"
-        return [f"{where}: {single:,} of {num:,} classes have a single row: these may be names of rows, not classes."]
+        if single > num / 2 and not self.per_residue:
+            told = f"{single:,} of {num:,} classes have a single row: these may be names of rows, not classes."
+            notes.append(f"{where}: {told}")
+        return notes
 
     # Facts.
 
-    def facts(self, labels: Array) -> dict[str, Any]:
+    def facts(self, labels: Array) -> Json:
         """Returns how many rows or residues there are, of each class, and the share of the largest.
 
         Args:
@@ -162,7 +163,7 @@ class NamedKind(LabelKind):
         known = labels[labels != UNKNOWN]
         return self._facts(labels, np.bincount(known, minlength=self.num_outputs), np.array(len(known)))
 
-    def _facts(self, labels: Array, counts: Array, num_known: Array) -> dict[str, Any]:
+    def _facts(self, labels: Array, counts: Array, num_known: Array) -> Json:
         return {
             "n": len(labels),
             "counts": dict(zip(self.names, counts.tolist())),
@@ -171,13 +172,13 @@ class NamedKind(LabelKind):
             "num_unknown": labels.size - int(num_known.sum()),
         }
 
-    def describe_facts(self, facts: Mapping[str, Any]) -> str:
-        counts = Counter(facts["counts"]).most_common()
+    def describe_facts(self, facts: Json) -> str:
+        counts = Counter[str](facts["counts"]).most_common()
         shown = list_some([f"{shorten(name)} in {num:,}" for name, num in counts])
         unknown = f"; {facts['num_unknown']:,} not known" if facts["num_unknown"] else ""
         return f"{shown}, of {facts['n']:,} {self.counted}{unknown}"
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         present = [name for name, num in facts["counts"].items() if num]
         if len(present) > 1:
             return ""
@@ -187,7 +188,7 @@ class NamedKind(LabelKind):
             f"column {self.columns[0]!r}: all {called} training {self.counted} {which}, so there is nothing to learn."
         )
 
-    def compare_splits(self, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    def compare_splits(self, facts: Mapping[str, Json]) -> list[str]:
         """Returns warnings about classes that other splits have and training lacks."""
         said = []
         for split in facts.keys() - {"train"}:
@@ -248,7 +249,7 @@ class Classes(NamedKind):
                 "which nothing can be learned. Name another --label_column, or give --task regression for amounts, "
                 "residue_classification for a letter per residue; separate several labels in a cell by ';'."
             )
-        notes = [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
+        notes = super()._doubt_names(counts, num_rows)
         if sum(any(sign in name for sign in ",|") for name in self.names) > num / 2:
             notes.append(
                 f"{where}: most classes hold a comma or a | ({shown}). If each cell names several labels, separate "

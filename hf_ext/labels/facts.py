@@ -204,12 +204,6 @@ class Facts:
         return listed > SOME or self.fraction(lambda cell: any(sign in str(cell) for sign in joints)) > SOME
 
 
-def vector_length(column: pa.ChunkedArray) -> int:
-    """Returns how many numbers the lists of a column have; 1 where a cell is one number, or anything else."""
-    facts = Facts.of(column, None)
-    return facts.vector_length if facts.are_lists_of_numbers() else 1
-
-
 def _read_vector(cell: Any) -> list[Any]:
     """Returns the items of a list, or of text between spaces and semicolons."""
     items = read_list(cell)

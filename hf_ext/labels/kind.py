@@ -224,15 +224,15 @@ class LabelKind(KindOutputs):
         """Returns what these labels hold, JSON-able."""
         raise NotImplementedError
 
-    def describe_facts(self, facts: Mapping[str, Any]) -> str:
+    def describe_facts(self, facts: Json) -> str:
         """Returns the same in words, for a log."""
         raise NotImplementedError
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         """Returns why nothing can be learned from training labels; "" where something can."""
         raise NotImplementedError
 
-    def compare_splits(self, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    def compare_splits(self, facts: Mapping[str, Json]) -> list[str]:
         """Returns warnings about what other splits have and training lacks."""
         return []
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from .cells import SIGNS, Checked, check_label, is_missing, shorten, unwrap
 from .columns import LabelTable, Read, RowError
-from .facts import vector_length
+from .facts import Facts
 from .kind import LabelKind, ReadArguments
 from .numbers import Numbers, NumericKind, find_placeholders
 from .outputs import LABEL, PREDICTION, Array, BoolArray, Columns, FloatArray, Outputs
@@ -61,10 +61,10 @@ class Number(NumericKind):
     ) -> LabelKind:
         """Returns `Numbers` where cells list as many."""
         (name,) = self.columns
-        num = vector_length(cells)
-        if num == 1:
+        facts = Facts.of(cells, None)
+        if not facts.are_lists_of_numbers():
             return replace(self, names=(name,))
-        return Numbers(self.columns, tuple(f"{name}_{i}" for i in range(1, num + 1)))
+        return Numbers(self.columns, tuple(f"{name}_{i}" for i in range(1, 1 + facts.vector_length)))
 
     def check_cell(self, cell: object) -> Checked:
         """Returns a cell as (label, bound), NaN where it is refused."""

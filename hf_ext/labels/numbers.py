@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ArgumentError
+from ..files import Json
 from .cells import UNKNOWN, Checked, check_label, is_missing, shorten, split_items
 from .columns import LabelTable, Read, RowError, check_cells
 from .kind import LabelKind
@@ -49,7 +50,7 @@ class NumericKind(LabelKind):
     def read_items(self, cell: object) -> list[Any]:
         return split_items(cell)
 
-    def facts(self, labels: Array) -> dict[str, Any]:
+    def facts(self, labels: Array) -> Json:
         """Returns how many rows or residues there are, and of each column how many numbers are known, and their range.
 
         Args:
@@ -62,7 +63,7 @@ class NumericKind(LabelKind):
             found[name] = {"n": len(known), **measures}
         return {"n": len(labels), "columns": found}
 
-    def describe_facts(self, facts: Mapping[str, Any]) -> str:
+    def describe_facts(self, facts: Json) -> str:
         said = []
         for name, one in facts["columns"].items():
             shown = "{min:.4g} to {max:.4g}, mean {mean:.4g}, deviation {std:.4g}".format_map(one)
@@ -70,7 +71,7 @@ class NumericKind(LabelKind):
             said.append(f"{shorten(name)} {shown}" + (f", {lacking:,} not known" if lacking else ""))
         return "; ".join(said)
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         for name, one in facts["columns"].items():
             if not one["n"] or one["min"] == one["max"]:
                 value = f"{one['min']:g}" if one["n"] else "not known"
@@ -97,6 +98,9 @@ class NumericKind(LabelKind):
 
 class ColumnKind(LabelKind):
     """Several values of each row, with a column for each in tables."""
+
+    def read(self, table: LabelTable) -> Read:
+        return self.read_values(table, {name: table.table[name] for name in self.columns}, [])
 
     def read_values(self, table: LabelTable, columns: Mapping[str, Any], errors: list[RowError]) -> Read:
         """Returns the column `label` with a value for each of `columns`, NaN where it is not known; and errors.
@@ -137,11 +141,9 @@ class Numbers(ColumnKind, NumericKind):
     why_one_head = "here each row has several numbers"
 
     def read(self, table: LabelTable) -> Read:
-        columns = {name: table.table[name] for name in self.columns}
-        errors: list[RowError] = []
-        if len(columns) < self.num_outputs:
-            columns, errors = self._split_lists(table)
-        return self.read_values(table, columns, errors)
+        if len(self.columns) < self.num_outputs:
+            return self.read_values(table, *self._split_lists(table))
+        return super().read(table)
 
     def find_wrong(self, values: Any, name: str, rows: IntArray) -> list[RowError]:
         return find_placeholders(values, np.zeros(len(rows)), name, rows)

@@ -33,7 +33,6 @@ from .cells import (
     write_name,
 )
 from .classes import NamedKind
-from .columns import LabelTable, Read
 from .kind import LabelKind, ReadArguments
 from .numbers import ColumnKind
 from .outputs import LABEL, PREDICTION, Array, Columns, Outputs
@@ -94,7 +93,7 @@ class SetKind(NamedKind):
         """
         return self._facts(labels, np.nansum(labels, 0).astype(int), np.isfinite(labels).sum(0))
 
-    def why_useless(self, facts: Mapping[str, Any]) -> str:
+    def why_useless(self, facts: Json) -> str:
         """Returns that no label tells training rows apart, or that one of them is known nowhere."""
         unknown = [name for name, known in zip(facts["counts"], facts["num_known"]) if not known]
         if unknown:
@@ -233,9 +232,6 @@ class LabelSets(SetKind):
                 f"names several ({show_names(joined)}). Write it between them; or give --task classification."
             )
 
-    def _doubt_names(self, counts: Mapping[str, int], num_rows: int) -> list[str]:
-        return [*self._doubt_single(counts), *super()._doubt_names(counts, num_rows)]
-
     def facts_of(self, rows: Dataset) -> Json:
         column = rows.with_format("arrow")[:]["label"].combine_chunks()
         size = (len(column), self.num_outputs)
@@ -257,10 +253,6 @@ class LabelColumns(ColumnKind, SetKind):
         value = math.nan if is_missing(cell) else as_bit(cell)
         wrong = Checked(math.nan, "neither 0 nor 1", "Write 1 for yes, 0 for no, nothing for not known.")
         return wrong if value is None else Checked(value)
-
-    def read(self, table: LabelTable) -> Read:
-        columns = {name: table.table[name] for name in self.columns}
-        return self.read_values(table, columns, [])
 
 
 def join_set(names: Sequence[str]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..arguments import REQUIRE, Range, check_ranges, option, ranges_in_types
+from ..arguments import FIRST_FLAGS, REQUIRE, Range, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 
 # Shapes of published models, and of one for a demo: layers, width, attention heads.
@@ -35,9 +35,8 @@ class MaskedLMArguments:
     _argument_groups = {"evaluation": ("require",)}
     _first_flags = (
         *("dataset_name", "sequence_columns", "streaming", "max_residues", "model_name_or_path", "model_size"),
-        *("mlm_probability", "use_peft", "preset", "max_steps", "max_tokens_per_batch", "eval_steps"),
-        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
-        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+        *("mlm_probability", "use_peft", "max_steps", "max_tokens_per_batch", "eval_steps"),
+        *FIRST_FLAGS,
     )
 
     model_name_or_path: str | None = option(
@@ -53,7 +52,7 @@ class MaskedLMArguments:
     stock_trainer: bool = option(
         False, "Train with transformers.Trainer itself, the control that comparisons measure against."
     )
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    require: list[str] = option([], REQUIRE)
 
     def __post_init__(self) -> None:
         check_ranges(self, ranges_in_types(MaskedLMArguments))

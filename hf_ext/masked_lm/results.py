@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,12 +71,8 @@ class UnigramBaseline:
         """Counts the residues of `dataset`, of a stream those of its first 10,000 rows. Cost: one pass over them."""
         ((name, columns),) = collator.columns.items()
         table = collator.tokenizers[name].table
-        if hasattr(dataset, "__len__"):
-            rows = read_columns(dataset, columns)
-        else:
-            rows = [tuple(row[column] for column in columns) for row in islice(dataset, STREAM_ROWS)]
         letters = np.zeros(256, np.int64)
-        for row in rows:
+        for row in read_columns(dataset, columns, STREAM_ROWS):
             text = "".join(row).encode("ascii")
             letters += np.bincount(np.frombuffer(text, np.uint8), minlength=256)
         counts = np.zeros(int(table.max()) + 1, np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from transformers import (
     EsmConfig,
     EsmcTokenizer,
     EsmForMaskedLM,
-    EsmTokenizer,
     PreTrainedModel,
 )
 from transformers.trainer_utils import TrainOutput
@@ -26,7 +24,7 @@ from transformers.utils import logging
 from ..arguments import check_metric_name
 from ..checkpoints import check_finite, check_model
 from ..data import (
-    ESM_VOCABULARY,
+    ESM2,
     DataArguments,
     LoadedData,
     MaskedLMCollator,
@@ -34,6 +32,7 @@ from ..data import (
     check_inputs,
     load_data,
     make_demo_table,
+    make_esm_tokenizer,
     mark_evaluation,
     row_lengths,
 )
@@ -51,18 +50,6 @@ from .results import EVALUATION_METRICS, SCORES, UnigramBaseline, compute_metric
 DEMO_LEARNING_RATE = 2e-3  # small models take larger steps
 ESM_MAX_TOKENS = 1024  # what ESM-2 was trained on, with <cls> and <eos>
 ESMC_MAX_TOKENS = 2048
-ESM2: Json = {  # of EsmConfig, what ESM-2 has in all sizes
-    "vocab_size": len(ESM_VOCABULARY),
-    "pad_token_id": ESM_VOCABULARY.index("<pad>"),
-    "mask_token_id": ESM_VOCABULARY.index("<mask>"),
-    "position_embedding_type": "rotary",
-    "max_position_embeddings": ESM_MAX_TOKENS + 2,
-    "token_dropout": True,
-    "emb_layer_norm_before": False,
-    "layer_norm_eps": 1e-5,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
 
 logger = logging.get_logger(__name__)
 
@@ -92,10 +79,7 @@ def build_tokenizer(args: MaskedLMArguments) -> Any:
         return load_tokenizer(args.model_name_or_path, args.model_revision)
     if args.makes_esmc:
         return EsmcTokenizer(model_max_length=ESMC_MAX_TOKENS)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "vocab.txt"
-        path.write_text("\n".join(ESM_VOCABULARY) + "\n")
-        return EsmTokenizer(str(path), model_max_length=ESM_MAX_TOKENS)
+    return make_esm_tokenizer(model_max_length=ESM_MAX_TOKENS)
 
 
 def build_model(args: MaskedLMArguments, for_lora: bool = False) -> PreTrainedModel:
@@ -115,7 +99,7 @@ def build_model(args: MaskedLMArguments, for_lora: bool = False) -> PreTrainedMo
     elif args.makes_esmc:
         model = EsmcForMaskedLM(EsmcConfig(**args.shape))
     else:
-        model = EsmForMaskedLM(EsmConfig(**ESM2, **args.shape))
+        model = EsmForMaskedLM(EsmConfig(**ESM2, layer_norm_eps=1e-5, **args.shape))
     freeze_contact_head(model)
     return model
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..text import units
@@ -163,24 +163,6 @@ class MemoryReport:
             f"{switch.option} ({switch.note})" if switch.note else switch.option for switch in self.fix.switches
         ]
         return ", ".join(options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able dictionary."""
-        return {
-            "predicted_peak_bytes": self.forecast.peak,
-            "lines": dict(self.forecast.lines()),
-            "moment": self.forecast.moment,
-            "rows": self.config.rows,
-            "tokens_per_row": self.length,
-            "stored_bytes": self.stored,
-            "note": self.note,
-            "capacity_bytes": self.capacity,
-            "room_bytes": self.room,
-            "fits": self.fits,
-            "largest_rows": self.largest,
-            "would_fit_with": self.options(),
-            "config": asdict(self.config),
-        }
 
 
 def report_memory(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +18,12 @@ from transformers import (
     AutoModelForTextEncoding,
     AutoTokenizer,
     BitsAndBytesConfig,
-    EsmTokenizer,
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, extract_commit_hash, logging
 
-from ..data import ESM_VOCABULARY, irregular_kind
+from ..data import irregular_kind, make_esm_tokenizer
 from ..errors import ArgumentError
 from ..optional import require
 from ..pretrained import check_folder, reading
@@ -284,10 +282,7 @@ def load_tokenizer(name_or_path: str, revision: str | None = None) -> Any:
         ArgumentError: none there, damaged, or one that needs code of its own.
     """
     if name_or_path == VECTORS:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "vocab.txt"
-            file.write_text("\n".join(ESM_VOCABULARY) + "\n")
-            return EsmTokenizer(str(file))
+        return make_esm_tokenizer()
     remedy = "Give a Hub id or a folder with the files that the tokenizer's save_pretrained wrote."
     with reading(f"{name_or_path!r}: no tokenizer there", name_or_path, remedy):
         return AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)

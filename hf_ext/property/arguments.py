@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Annotated, Literal
 
-from ..arguments import COUNT, FINITE, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option
+from ..arguments import COUNT, FINITE, FIRST_FLAGS, NOT_NEGATIVE, REQUIRE, SEED, check_choices, check_ranges, option
 from ..errors import ArgumentError
 from ..models import EMBEDDINGS, ModelArguments
 
@@ -23,9 +23,8 @@ class AffinityArguments(ModelArguments):
     _first_flags = (
         *("dataset_name", "sequence_columns", "label_column", "split", "folds", "num_seeds"),
         *("encoders", "tower_inputs", "tower_training"),
-        *("use_peft", "layer", "head", "binder_threshold", "preset", "metric_for_best_model"),
-        *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed", "report_to"),
-        *("resume", "max_hours", "push_to_hub", "hub_model_id"),
+        *("use_peft", "layer", "head", "binder_threshold", "metric_for_best_model"),
+        *FIRST_FLAGS,
     )
 
     binder_threshold: Annotated[float, FINITE] | None = option(
@@ -33,7 +32,7 @@ class AffinityArguments(ModelArguments):
         "Labels at or above this count as hits: recall, precision, F1 and average precision are then in every "
         "evaluation. 9 is usual of pKd.",
     )
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    require: list[str] = option([], REQUIRE)
     folds: str | None = option(
         None,
         "Test each fold once, with a model that has not seen it: a column, whose values are the folds; or how many to "
@@ -155,7 +154,7 @@ class EvaluateArguments:
     )
     embeddings: str | None = option(None, f"{EMBEDDINGS} For models that were trained on such vectors.")
     test_of: str | None = option(None, "Output folder of a run of hf-ext train, whose test rows are scored.")
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    require: list[str] = option([], REQUIRE)
     metric: str | None = option(
         None, "Of the verdict. Left out: that of the labels, rmse of numbers; spearman where a model only ranks."
     )

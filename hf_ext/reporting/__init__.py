@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from .report import write_card, write_report
     from .run_files import read_object, read_record, read_run
-    from .run_record import RunClockCallback, absolute_if_local, record_evaluations, record_run, write_json
+    from .run_record import RunClockCallback, absolute_if_local, record_run
     from .scores import (
         REQUIRED_HEADERS,
         fit_notes,

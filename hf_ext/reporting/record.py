@@ -316,17 +316,12 @@ class CommonRecord(Recorded):
         return str(self.settings.get("metric_for_best_model")).removeprefix("eval_")
 
 
-class Evaluated(Recorded):
-    """What the evaluations while a `FastTrainer` trained leave; `early_stopping` is None where it was off."""
-
-    alarms: Sequence[AlarmRecord] = ()
-    early_stopping: EarlyStopping | None = None
-
-
-class RunRecord(Evaluated, CommonRecord):
+class RunRecord(CommonRecord):
     """All of `all_results.json`.
 
     Attributes:
+        alarms: of evaluations while a `FastTrainer` trained.
+        early_stopping: None where it was off.
         label_kind: `LabelKind.state()`, of other labels than a number per row.
         labels: split -> its labels.
         requirements: that scores had to meet, see `hf_ext.evaluation.requirements`.
@@ -334,6 +329,8 @@ class RunRecord(Evaluated, CommonRecord):
     """
 
     task: str = "affinity"
+    alarms: Sequence[AlarmRecord] = ()
+    early_stopping: EarlyStopping | None = None
     verdict: VerdictRecord = VerdictRecord()
     label_kind: Facts = {}
     requirements: Sequence[Facts] = ()

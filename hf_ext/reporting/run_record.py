@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shlex
 import time
@@ -16,11 +14,11 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from ..arguments import is_secret
-from ..files import Facts, Json, write_text
+from ..files import Facts, Json
 from ..hardware import detect_hardware
 from ..optional import installed_version
 from ..startup import end_phases, program_words
-from .record import FORMAT, CommonRecord, Costs, EarlyStopping, Environment, Evaluated, ModelRecord
+from .record import FORMAT, CommonRecord, Costs, Environment, ModelRecord
 
 PACKAGES = ("hf_ext", "torch", "transformers", "accelerate", "datasets", "peft")
 # What is either a Hub id or a path, which nothing but the file system tells apart.
@@ -116,12 +114,6 @@ def record_run(
     )
 
 
-def record_evaluations(decisions: Sequence[Facts], alarms: Sequence[Any], patience: int | None) -> Evaluated:
-    """Returns what alarmed while a `FastTrainer` trained, and what early stopping decided."""
-    stopped = next((decision["step"] for decision in decisions if decision["should_stop"]), None)
-    return Evaluated(alarms, EarlyStopping(patience, stopped, decisions) if patience else None)
-
-
 def _setting(args: TrainingArguments, settings: Facts, name: str) -> Any:
     value = settings[name] if name in settings else getattr(args, name, None)
     if name in SOURCES:
@@ -182,16 +174,3 @@ def _costs(trainer: Trainer, metrics: Facts) -> Costs:
         memory_of="process" if trainer.args.device.type == "cpu" else "device",
         phases=phases,
     )
-
-
-def write_json(path: Path, record: object) -> None:
-    """Writes `record` whole or not at all, as strict JSON, which has no NaN and no infinity: those become null."""
-    write_text(path, json.dumps(_strict(record), indent=2, default=str) + "\n")
-
-
-def _strict(value: object) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

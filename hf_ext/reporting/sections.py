@@ -130,15 +130,13 @@ def _run_numbers(run: RunFiles) -> list[list[str]]:
         seen = "seen once" if epochs == 1 else f"seen {epochs:.3g} times"
     unit = next((name for name in ("residues", "tokens", "sequences") if f"train_{name}_per_s" in train), None)
     word = "rows" if unit == "sequences" else unit
-    speed = f"at {units.rate(train[f'train_{unit}_per_s'], str(word))}" if unit else ""
+    speed = f"at {units.rounded(train[f'train_{unit}_per_s'])} {word} / s" if unit else ""
     memory = f"of the {costs.memory_of}" if costs.memory_of else ""
     compared = []
     if "train_speed_vs_baseline" in train:
         asked = f"{run.record.settings.get('baseline_rate')} (--baseline_rate)"
         rates = f"{train['train_batches_per_s']:.3g} batches/s, {train['train_rows_per_s']:.3g} rows/s"
-        compared.append(
-            ["speed", f"{units.factor(train['train_speed_vs_baseline'])} the baseline", f"{rates}; against {asked}"]
-        )
+        compared.append(["speed", f"{train['train_speed_vs_baseline']:.2f}x the baseline", f"{rates}; against {asked}"])
     return [
         *compared,
         ["training rows", units.number(data.sizes.get("train", planned.get("num_rows"))), seen],

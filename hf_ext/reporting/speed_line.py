@@ -84,7 +84,7 @@ class SpeedLine(TrainerCallback):
         self._logs: dict[str, Any] = {}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Starts afresh."""
         self._passes = args.gradient_accumulation_steps

@@ -40,7 +40,7 @@ def dry_run_encoder(
     per_token, per_pair = flops_coefficients(copy.deepcopy(model).requires_grad_(False))  # forward
     name = source or type(model).__name__
     config = model.config.to_dict()
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = model.num_parameters()
     return Part(
         name=name if len(name) < MAX_NAME else f"...{name[3 - MAX_NAME :]}",
         training=training,

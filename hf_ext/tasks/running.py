@@ -25,15 +25,13 @@ from ..reporting import (
     absolute_if_local,
     page_record,
     plot_loss,
-    record_evaluations,
     record_run,
     to_json,
     write_card,
-    write_json,
     write_report,
 )
 from ..startup import phase
-from ..text import start_run_log
+from ..text import start_run_log, write_json
 from ..trainer import FastTrainer
 from ..training_args import OWN_FIELDS, FastTrainingArguments, evaluates_apart
 
@@ -156,13 +154,15 @@ class Run:
     def _save_results(self, trainer: FastTrainer, trained: TrainOutput, facts: Facts) -> Json:
         """Writes `all_results.json` and `loss.png`; returns what the JSON holds."""
         settings = {**vars(self.model_args), **(vars(self.data_args) if self.data_args else {})}
-        evaluations = {}
+        evaluations: Json = {}
         if isinstance(trainer, FastTrainer):
+            decisions = trainer.stopping_decisions
+            stopped = next((one["step"] for one in decisions if one["should_stop"]), None)
             patience = trainer.args.early_stopping_patience
-            evaluations = to_json(record_evaluations(trainer.stopping_decisions, trainer.collapse_alarms, patience))
+            stopping = {"patience": patience, "stopped_at_step": stopped, "decisions": decisions}
+            evaluations = {"alarms": trainer.collapse_alarms, "early_stopping": stopping if patience else None}
         of_task = {**evaluations, "task": self.task.name, **facts}
-        record = record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task)
-        results = to_json(record)
+        results = to_json(record_run(trainer, trained, settings, self.parser.origins, self.parser.arguments, of_task))
         if (page := self.task.describe(results)) is not None:
             results["page"] = page_record(page)
         if trainer.is_world_process_zero():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         show_live,
         start_run_log,
     )
-    from .tables import format_markdown_table, format_table, is_numeric
+    from .tables import format_markdown_table, format_table, is_numeric, write_json
     from .units import (
         MISSING,
         NOT_MEASURED,

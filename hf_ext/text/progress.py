@@ -61,21 +61,15 @@ class LiveProgress(ProgressCallback):
             look: Logs = {"dynamic_ncols": True, "bar_format": BAR, "unit": " steps", "disable": not is_watched()}
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, **look)
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: object = None,
-        **kwargs: object,
-    ) -> None:
+    def on_prediction_step(self, *event: object, **kwargs: Any) -> None:
         """Gives rows of another loader, such as those outside a subset, a bar of their own."""
-        if self.prediction_bar is not None and eval_dataloader is not self._loader:
+        loader = kwargs.get("eval_dataloader")
+        if self.prediction_bar is not None and loader is not self._loader:
             self.prediction_bar.close()
             self.prediction_bar = None
-        self._loader = eval_dataloader
+        self._loader = loader
         if is_watched():
-            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+            super().on_prediction_step(*event, **kwargs)
 
     def on_log(
         self,
@@ -96,12 +90,10 @@ class LiveProgress(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(text)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, *event: object, **kwargs: object) -> None:
         """Closes bars, also that of an evaluation that was given up, or of rows that were looked at after it."""
-        super().on_evaluate(args, state, control, **kwargs)
-        super().on_train_end(args, state, control, **kwargs)
+        super().on_evaluate(*event, **kwargs)
+        super().on_train_end(*event, **kwargs)
 
 
 def show_live(callbacks: list[TrainerCallback]) -> None:

@@ -79,13 +79,12 @@ def format_cell(value: object) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.2e}"
 
 
-def number(value: Any, unit: str = "") -> str:
-    """Formats 26,000; 30; 0.819; 1.20e-05; yes; text as it is; "not measured" for None. `unit` follows numbers only."""
+def number(value: Any) -> str:
+    """Formats 26,000; 30; 0.819; 1.20e-05; yes; text as it is; "not measured" for None."""
     if value is None:
         return NOT_MEASURED
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e9
-    text = format_cell(int(value) if whole else value)
-    return f"{text} {unit}" if unit and is_finite(value) else text
+    return format_cell(int(value) if whole else value)
 
 
 def rounded(value: float | None) -> str:
@@ -132,16 +131,6 @@ def memory(num_bytes: float) -> str:
 def storage(num_bytes: float) -> str:
     """Formats 2.50 GB; 1.25 MB: disks and quotas are sold in powers of ten."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e7 else f"{num_bytes / 1e6:.2f} MB"
-
-
-def rate(value: object, unit: str) -> str:
-    """Formats 187,770 residues / s."""
-    return f"{value:,.0f} {unit} / s" if is_finite(value) and value >= 100 else number(value, f"{unit} / s")
-
-
-def factor(value: object) -> str:
-    """Formats 2.50x."""
-    return _measured(value, "{:.2f}x")
 
 
 def score(entry: object) -> str:

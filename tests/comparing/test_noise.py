@@ -16,7 +16,8 @@ from hf_ext.comparing.comparison import analyze
 from hf_ext.comparing.measures import find_metric, paired_ratio
 from hf_ext.comparing.report import format_comparison
 from hf_ext.errors import ArgumentError
-from hf_ext.reporting import Throughput, write_json
+from hf_ext.reporting import Throughput
+from hf_ext.text import write_json
 
 pytestmark = pytest.mark.internals
 BASE, FAST = Side("stock", "baseline", ()), Side("max_speed", "optimized", ())

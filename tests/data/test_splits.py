@@ -60,7 +60,8 @@ def crossing(splits, column):
 def test_random_split_has_the_sizes_covers_every_row_once_and_repeats_with_its_seed():
     splits, report = split_rows(table(), sizes=SIZES, seed=1)
     rows = rows_of(splits)
-    assert report == {"rule": "random", "seed": 1, "notes": [], "sizes": {"train": 12, "validation": 4, "test": 4}}
+    assert report == {"rule": "random", "seed": 1, "notes": []}
+    assert splits.num_rows == {"train": 12, "validation": 4, "test": 4}
     assert sorted(row for part in rows.values() for row in part) == list(range(2, 22))
     assert all(part == sorted(part) for part in rows.values())
     assert rows_of(split_rows(table(), sizes=SIZES, seed=1)[0]) == rows
@@ -81,7 +82,7 @@ def test_group_split_never_divides_a_group_and_a_random_split_does():
     data = table(30, group=groups)
     splits, report = split_rows(data, rule="group:group", sizes=SIZES)
     # wanted 18, 6, 6: a and b to train (16), c and d to validation and test (4 each); all lack 2: e train, f validation
-    assert report["sizes"] == {"train": 19, "validation": 7, "test": 4}
+    assert splits.num_rows == {"train": 19, "validation": 7, "test": 4}
     assert report["num_groups"] == 6
     assert crossing(splits, "group") == 0
     assert crossing(split_rows(data, sizes=SIZES)[0], "group") > 0
@@ -97,7 +98,7 @@ def test_cluster_split_keeps_near_duplicates_together_and_a_random_split_does_no
     assert crossing(splits, "family") == 0
     assert report["num_clusters"] == 20
     assert report["identity"] == 0.8
-    assert report["sizes"] == {"train": 60, "validation": 20, "test": 20}
+    assert splits.num_rows == {"train": 60, "validation": 20, "test": 20}
     assert crossing(split_rows(data, sizes=SIZES)[0], "family") > 0
 
 

@@ -140,6 +140,8 @@ def test_means_of_predictions_and_sums_of_counts():
     two = {"num": 4, "near": [{"identity": 0.9, "num_rows": 3}], "compared": "test", "repeated": [[5, 6]]}
     summed = {"num": 5, "near": [{"identity": 0.9, "num_rows": 5}], "compared": "test", "repeated": [[1, 2], [5, 6]]}
     assert repeats.add_up([one, two]) == summed
+    phases = [{"train": {"wall_s": 1.5}}, {"train": {"wall_s": 2.0}, "encode": {"wall_s": 0.5}}]  # the second encodes
+    assert repeats.add_up(phases) == {"train": {"wall_s": 3.5}, "encode": {"wall_s": 0.5}}
 
 
 def test_a_group_that_lies_in_several_folds_is_one():

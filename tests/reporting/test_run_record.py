@@ -21,9 +21,9 @@ from hf_ext.reporting import (
     from_json,
     record_run,
     to_json,
-    write_json,
 )
 from hf_ext.reporting.record import ModelRecord
+from hf_ext.text import write_json
 from hf_ext.trainer import FastTrainer
 from hf_ext.training_args import FastTrainingArguments
 

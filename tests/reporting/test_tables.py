@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from hf_ext.errors import ArgumentError
 from hf_ext.text import format_markdown_table, format_table, units
 
 ROWS = [["ridge", 0.8189, 26000, "1.7x"], ["constant", None, 5, "10 %"]]
@@ -43,11 +42,9 @@ def test_a_table_without_rows_is_its_headers() -> None:
     assert format_table([], ["a", "b"]) == "a  b\n-  -"
 
 
-def test_rows_of_another_length_are_refused_by_number() -> None:
-    with pytest.raises(ArgumentError, match="row 1 has 1 cells for 2 headers"):
+def test_rows_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
         format_table([[1, 2], [1]], ["a", "b"])
-    with pytest.raises(ArgumentError, match="headers is empty"):
-        format_markdown_table([], [])
 
 
 def test_numbers_scores_and_ticks_have_sensible_digits_and_units() -> None:
@@ -72,13 +69,11 @@ def test_numbers_scores_and_ticks_have_sensible_digits_and_units() -> None:
         (units.seconds(float("nan")), "not measured"),
         (units.share(0.366), "36.6 %"),
         (units.gib(1.2549), "1.25 GiB"),
-        (units.rate(187770.0, "residues"), "187,770 residues / s"),
         (units.seconds_span((0.0, 0.09)), "less than 0.1 s"),
         (units.seconds_span((0.26, 12.4)), "0.3 s to 12 s"),
         (units.seconds_span((5400.0, 72000.0)), "1.5 h to 20.0 h"),
         (units.memory(2**26), "64.0 MiB"),
         (units.storage(2.5e9), "2.50 GB"),
-        (units.factor(2.5), "2.50x"),
         (units.rounded(187770.4), "187,770"),
         (units.rounded(12.34), "12.3"),
         (units.capitalize("rows whose VH is new"), "Rows whose VH is new"),

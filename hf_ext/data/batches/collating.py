@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -14,9 +13,10 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from ...errors import DataError
-from ...files import parse_json, write_text
+from ...files import parse_json
 from ...labels import ONE_NUMBER, LabelKind, kind_from_state
 from ...pretrained import reading
+from ...text import write_json
 from ..arguments import NUMBERS, RESIDUES, DataArguments, TooLong
 from ..columns import TEACHER, column_names, row_lengths
 from ..proteins import UNKNOWN_RESIDUE
@@ -116,7 +116,7 @@ class SequenceCollator:
         settings = {**{name: getattr(self, name) for name in OPTIONS}, "label_kind": self.kind.state()}
         settings |= {NUMBERS: self.numbers.state(), "num_residues": self.num_residues}
         settings[RESIDUES] = {name: source.state() for name, source in self.residues.items()}
-        write_text(root / INPUTS_NAME, json.dumps({"inputs": inputs, **settings}, indent=2) + "\n")
+        write_json(root / INPUTS_NAME, {"inputs": inputs, **settings})
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> SequenceCollator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -43,7 +43,7 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
     numbers = getattr(collator, NUMBERS, None)
     report = numbers.check(splits, source) if numbers else {}
     for name, columns in collator.columns.items():
-        counts = Counter(row for split in splits.values() for row in _read_rows(split, columns))
+        counts = Counter(row for split in splits.values() for row in read_columns(split, columns, STREAM_CHECK_ROWS))
         tokenizer = collator.tokenizers[name]
         unknown = tokenizer.check_contract([chain for row in counts for chain in row], name)
         lengths = {row: sum(map(len, row)) for row in counts}
@@ -104,9 +104,3 @@ def _list_rows(
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
     total = f"{len(found):,} row{'s are' if len(found) > 1 else ' is'}"
     return f"{total} {what}: {list_some(found, MAX_LISTED)}"
-
-
-def _read_rows(split: Any, columns: Sequence[str]) -> Iterable[Any]:
-    if hasattr(split, "__len__"):
-        return read_columns(split, columns)
-    return (tuple(row[column] for column in columns) for row in islice(split, STREAM_CHECK_ROWS))

@@ -207,9 +207,7 @@ class MaskingEpochCallback(TrainerCallback):
         """Begins to count; a resumed run has its `state.epoch` by now."""
         self._next = int(state.epoch)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_epoch_begin(self, *event: object, **kwargs: object) -> None:
         """Sets the epoch, before Trainer asks its data loader for an iterator."""
         self.collator.set_epoch(self._next)
         self._next += 1

@@ -10,7 +10,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..columns import FloatArray, read_columns
+from ..columns import FloatArray, factorize, read_columns
 
 K = 3
 MAX_FEATURES = 2048  # ridge decomposes a matrix of this size at most: seconds, not minutes
@@ -120,7 +120,7 @@ class SequenceFeatures:
 
 
 def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
-    distinct, index = _distinct(sequences)
+    index, distinct = factorize(sequences)
     found = np.empty((len(distinct), len(column.codes)), np.float16)  # whole numbers, exact up to 2,048
     for place, counts in _count(distinct, column.length):
         found[place] = counts[:, column.codes].toarray()
@@ -129,7 +129,7 @@ def _select(sequences: Sequence[str], column: _Column) -> NDArray[np.float16]:
 
 def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
     """Computes the variance of every count over the rows, (codes,); exactly 0 where it is the same in all rows."""
-    distinct, index = _distinct(sequences)
+    index, distinct = factorize(sequences)
     weights = np.bincount(index).astype(np.float64)
     total = 0.0
     squares = 0.0
@@ -141,19 +141,9 @@ def _variance(sequences: Sequence[str], length: int | None) -> FloatArray:
     return np.asarray(num_rows * squares - total**2) / num_rows**2
 
 
-def _distinct(sequences: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns distinct sequences in order of appearance, and which of them each row holds."""
-    position: dict[str, int] = {}
-    numbers = (position.setdefault(one, len(position)) for one in sequences)
-    index = np.fromiter(numbers, np.int64, len(sequences))
-    return list(position), index
-
-
 def _count(sequences: list[str], length: int | None) -> Iterator[tuple[slice, Any]]:
     """Yields which sequences, and counts of their codes, sparse float64, in pieces of about `CHUNK_RESIDUES`."""
-    from scipy.sparse import (
-        csr_matrix,
-    )  # here, since scipy takes 0.2 s that scores do not need
+    from scipy.sparse import csr_matrix  # here, since scipy takes 0.2 s that scores do not need
 
     longest = max(map(len, sequences), default=1)
     size = max(1, CHUNK_RESIDUES // max(1, longest))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import ArgumentError, DataError
-from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
+from ..proteins import ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE
 
 MAX_UNKNOWN_FRACTION = 0.01
 NO_LIMIT = 1_000_000  # tokenizers without a limit report 1e30
@@ -32,6 +34,16 @@ class Template:
     @property
     def num_special(self) -> int:
         return len(self.prefix) + len(self.between) + len(self.suffix)
+
+
+def make_esm_tokenizer(**settings: Any) -> Any:
+    """Makes ESM-2's tokenizer from its 33 tokens; `settings` as of `EsmTokenizer`."""
+    from transformers import EsmTokenizer  # here, since other vocabularies need none of it
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocab.txt"
+        path.write_text("\n".join(ESM_VOCABULARY))
+        return EsmTokenizer(str(path), **settings)
 
 
 class ResidueTokenizer:

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import ArrayLike, NDArray
 
-from ..columns import read_columns
+from ..columns import read_column
 from ..proteins import STANDARD
 from ..splits import draw_rows
 from .substitutions import OTHER, Numbers, Substitutions, find_substitutions
@@ -69,7 +69,7 @@ class Variants:
         """
         if not column:
             return cls()
-        found = find_substitutions(_read(train, column), wild_type)
+        found = find_substitutions(read_column(train, column), wild_type)
         pairs, times = np.unique(_pair(found), return_counts=True)
         rank = np.argsort(np.argsort(-times, kind="stable"))
         shown = pairs[(rank < MAX_PAIRS) & (times >= MIN_ROWS)].tolist()
@@ -108,7 +108,7 @@ class Variants:
         """
         if not self.column:
             return np.zeros((len(rows), 0), np.float32)
-        found = find_substitutions(_read(rows, self.column), self.wild_type)
+        found = find_substitutions(read_column(rows, self.column), self.wild_type)
         own = np.array([STANDARD.find(letter) for letter in self.wild_type])
         changes = _changes()[own[found.position], found.letter]
         if self.table is not None:
@@ -132,10 +132,6 @@ class Variants:
             f"variants of one protein: column {self.column!r}, {len(self.wild_type)} residues; training rows change "
             f"{len(self.positions)} positions, at most {self.most} at once (--wild_type names another)"
         ]
-
-
-def _read(rows: Dataset | Sequence[Any], column: str) -> list[str]:
-    return [sequence for (sequence,) in read_columns(rows, [column])]
 
 
 def _pair(found: Substitutions) -> Numbers:

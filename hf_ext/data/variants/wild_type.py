@@ -91,9 +91,11 @@ def find_variants(data: Dataset, args: DataArguments) -> dict[str, str]:
     given = "" if args.wild_type in NO_WILD_TYPE else read_wild_type(args.wild_type)
     for name in args.sequence_columns if args.wild_type != "none" else ():
         sequences = data[name][:]
-        wild_type = given or find_wild_type(sequences) or ""
-        if wild_type and _share_near(sequences, wild_type) >= MIN_SHARE:
-            return {"column": name, "wild_type": wild_type}
+        if wild_type := given or find_wild_type(sequences):
+            counts = find_substitutions(sequences, wild_type).counts
+            most = max(MAX_SUBSTITUTIONS, len(wild_type) // 3)
+            if np.mean((counts >= 0) & (counts <= most)) >= MIN_SHARE:
+                return {"column": name, "wild_type": wild_type}
     if given or args.split in OF_VARIANTS:
         raise DataError(
             f"--wild_type {shorten(args.wild_type)}: none of {' '.join(args.sequence_columns)} holds variants of it, "
@@ -101,12 +103,6 @@ def find_variants(data: Dataset, args: DataArguments) -> dict[str, str]:
             "which rows have, whole; without one, no --split position or mutations."
         )
     return {}
-
-
-def _share_near(sequences: Sequence[str], wild_type: str) -> float:
-    counts = find_substitutions(sequences, wild_type).counts
-    most = max(MAX_SUBSTITUTIONS, len(wild_type) // 3)
-    return float(np.mean((counts >= 0) & (counts <= most)))
 
 
 def find_changes(data: Dataset, args: DataArguments) -> Substitutions:

@@ -14,6 +14,7 @@ from ...errors import DataError
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 def to_numpy(values: Any) -> Array:
@@ -57,7 +58,7 @@ def as_pair(predictions: Any, references: Any) -> tuple[FloatArray, FloatArray]:
     return predicted, measured
 
 
-def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np.str_]:
+def as_groups(groups: Sequence[Any] | Array, num_rows: int) -> NDArray[np.str_]:
     """Returns one group name per row, as text, so that 7 and "7" are the same group.
 
     Raises:
@@ -73,7 +74,7 @@ def as_groups(groups: Sequence[Any] | NDArray[Any], num_rows: int) -> NDArray[np
     return np.asarray([str(label) for label in labels], dtype=np.str_)
 
 
-def count_not_finite(values: NDArray[Any], name: str, row: NDArray[np.int64] | None = None) -> str | None:
+def count_not_finite(values: Array, name: str, row: IntArray | None = None) -> str | None:
     """Says how many values, (n, ...), are NaN or infinite and where the first one is; None where all are finite.
 
     `row` is the row of each, (n,); None: they are rows.

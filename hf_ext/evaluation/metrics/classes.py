@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .arrays import Array, FloatArray, IntArray, count_not_finite, divide
+from .arrays import Array, BoolArray, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
 from .rows import Counted, Rows, Summed
 
@@ -282,7 +281,7 @@ def _products(one: FloatArray, other: FloatArray) -> FloatArray:
     return np.einsum("bk,bk->b", one, other)
 
 
-def _mean(values: FloatArray, exists: NDArray[np.bool_]) -> FloatArray:
+def _mean(values: FloatArray, exists: BoolArray) -> FloatArray:
     """Averages over the second axis what exists."""
     return divide(np.where(exists, values, 0.0).sum(axis=1), exists.sum(axis=1))
 

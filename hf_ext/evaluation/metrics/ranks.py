@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import FloatArray, divide
+from .arrays import BoolArray, FloatArray, IntArray, divide
 
 
 class Once:
@@ -74,8 +74,8 @@ class Ranking:
     def __init__(
         self,
         scores: FloatArray,
-        is_hit: NDArray[np.bool_],
-        rows: NDArray[np.int64] | None = None,
+        is_hit: BoolArray,
+        rows: IntArray | None = None,
     ) -> None:
         order, ends = sort_ties(-scores)
         begins = np.append(0, ends[:-1] + 1)

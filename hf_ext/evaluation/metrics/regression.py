@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .arrays import FloatArray, as_groups, as_pair, count_not_finite, divide
+from .arrays import Array, FloatArray, as_groups, as_pair, count_not_finite, divide
 from .ranks import Once, Ranking, rank
 from .rows import DEFAULT_THRESHOLD, THRESHOLD_METRICS, MetricValue, Rows, Summed
 
@@ -161,9 +160,7 @@ class Regression(Rows):
         return self._ranking.average_precision(counts)
 
 
-def per_group_spearman(
-    predictions: Any, references: Any, groups: Sequence[Any] | NDArray[Any]
-) -> dict[str, GroupScore]:
+def per_group_spearman(predictions: Any, references: Any, groups: Sequence[Any] | Array) -> dict[str, GroupScore]:
     """Correlates within every group of 10 rows and more, which takes away what a model gains by telling groups apart.
 
     Args:

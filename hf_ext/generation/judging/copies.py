@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data import kmer_cosines, nearest_identities
+from ...data import factorize, kmer_cosines, nearest_identities
 from ...errors import DataError
 from ...evaluation import FloatArray, Score, places_of
 from ..rows import CHAINS, RESIDUES, AntibodyRows, Sampling, find_cdr3, mean_score
@@ -142,9 +142,12 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
     heavy, light = [_write_noise(lengths.chain(one), training.chain(one), generator) for one in CHAINS]
     shuffled = training.select(_draw(len(training), len(antigens), generator))
     members = places_of(training.antigens)
+    number, distinct = factorize(antigens)
+    known = [*members]
+    nearest = kmer_cosines(distinct, known).argmax(axis=1)[number]  # of equals the first
     chosen = np.zeros(len(antigens), np.int64)
-    for antigen, rows in places_of(find_nearest_antigens(antigens, [*members])).items():
-        of_antigen = np.asarray(members[antigen])
+    for place, rows in places_of(nearest.tolist()).items():
+        of_antigen = np.asarray(members[known[place]])
         chosen[rows] = of_antigen[_draw(len(of_antigen), len(rows), generator)]
     retrieved = training.select(chosen)
     return {
@@ -152,14 +155,6 @@ def make_baselines(antigens: Sequence[str], training: AntibodyRows, seed: int = 
         SHUFFLED: AntibodyRows.of_columns(shuffled.heavy, shuffled.light, antigens),
         RETRIEVAL: AntibodyRows.of_columns(retrieved.heavy, retrieved.light, antigens),
     }
-
-
-def find_nearest_antigens(antigens: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Finds, (n,), the one of distinct `known` antigens that shares most 3-mers with each; of equals the first."""
-    distinct = list(dict.fromkeys(antigens))
-    places = kmer_cosines(distinct, known).argmax(axis=1)
-    found = {antigen: known[place] for antigen, place in zip(distinct, places)}
-    return [found[antigen] for antigen in antigens]
 
 
 def _write_noise(lengths: Sequence[str], chains: Sequence[str], generator: np.random.Generator) -> list[str]:

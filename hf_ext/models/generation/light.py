@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ...data import VarlenLayout
 from .configuration import GeneratorConfig
-from .parts import DecoderState, EncoderStates, sinusoids
+from .parts import DecoderState, EncoderStates, add_sinusoids
 
 CHUNK = 32  # tokens that attend to each other directly; earlier ones are seen through their sum
 SMALLEST = 1e-6  # of a weights' sum, so that rows without a token give 0 and not NaN
@@ -156,7 +156,7 @@ class LightEncoder(nn.Module):
         """Encodes k antigens: (k, tokens, d_model). Positions count tokens, so padding may stand on either side."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
         embedded = self.embed_tokens(input_ids)
-        x = self.dropout(embedded + sinusoids(mask.cumsum(1) - 1, embedded.shape[2]).to(embedded.dtype))
+        x = self.dropout(add_sinusoids(embedded, mask.cumsum(1) - 1))
         for _ in range(self.num_applications):
             normed = self.norm(x)
             seen = attend(self.attention.split(self.attention.q, normed), self.attention.summarise(normed, mask))
@@ -206,7 +206,7 @@ class LightDecoder(nn.Module):
         states: Any = encoded.last_hidden_state
         state = past or LightState(self.cross_attention.summarise(states, attention_mask), self.num_applications)
         positions = state.num_tokens + torch.arange(embedded.shape[1], device=embedded.device)
-        x = self.dropout(embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype))
+        x = self.dropout(add_sinusoids(embedded, positions))
         for number in range(self.num_applications):
             layer = self.attention
             normed = self.norm(x)

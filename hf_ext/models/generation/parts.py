@@ -13,11 +13,12 @@ from transformers.utils import ModelOutput
 LONGEST_WAVE = 10_000.0  # tokens / 2 pi; Vaswani et al., arXiv:1706.03762
 
 
-def sinusoids(positions: Tensor, width: int) -> Tensor:
-    """Returns (..., width), float32, for positions (...): half sines, half cosines, of wavelengths from 2 pi on."""
+def add_sinusoids(embedded: Tensor, positions: Tensor) -> Tensor:
+    """Adds to (..., width) what positions (...) are known by: half sines, half cosines, of wavelengths from 2 pi on."""
+    width = embedded.shape[-1]
     steps = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
     angles = positions[..., None].float() * torch.exp(-math.log(LONGEST_WAVE) * steps)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    return embedded + torch.cat([angles.sin(), angles.cos()], dim=-1).to(embedded.dtype)
 
 
 class AffinityEmbedding(nn.Module):

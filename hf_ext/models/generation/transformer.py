@@ -17,7 +17,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Stack
 
 from ...data import VarlenLayout
 from .configuration import GeneratorConfig
-from .parts import EncoderStates, sinusoids
+from .parts import EncoderStates, add_sinusoids
 
 
 def make_stack(config: GeneratorConfig, is_decoder: bool) -> T5Stack:
@@ -96,7 +96,7 @@ class TransformerDecoder(nn.Module):
         first = 0 if past is None else past.get_seq_length()
         positions = torch.arange(first, first + embedded.shape[1], device=embedded.device)
         output = self.stack(
-            inputs_embeds=embedded + sinusoids(positions, embedded.shape[2]).to(embedded.dtype),
+            inputs_embeds=add_sinusoids(embedded, positions),
             use_cache=use_cache,
             cache=past,
             encoder_hidden_states=states,

@@ -28,8 +28,9 @@ from ...evaluation import (
 )
 from ...files import Facts, Json, replacing
 from ...labels import LABEL, UNKNOWN, LabelKind, average
-from ...reporting import RunRecord, from_json, page_record, read_object, write_card, write_json, write_report
+from ...reporting import RunRecord, from_json, page_record, read_object, write_card, write_report
 from ...tasks import Run, Task
+from ...text import write_json
 from ..measure import resolve_measure
 from ..results import write_test_files
 from ..scoring import Compared, SplitScores, read_requirements, score_rows
@@ -126,15 +127,16 @@ def find_spread(values: FloatArray) -> Json:
 
 
 def add_up(found: Sequence[Any], name: str = "") -> Any:
-    """Adds up counts of records of one form; texts and shares are those of the first."""
+    """Adds up numbers of records of one form, which may lack some; texts and identities are those of the first."""
     first = found[0]
     if name == "repeated":
         return [*chain(*found)][:MAX_REPEATED]
     if isinstance(first, Mapping):
-        return {key: add_up([one[key] for one in found], key) for key in first if all(key in one for one in found)}
+        keys = dict.fromkeys(chain(*found))
+        return {key: add_up([one[key] for one in found if key in one], key) for key in keys}
     if isinstance(first, list):
         return [add_up(one) for one in zip(*found)]
-    return sum(found) if isinstance(first, int) else first
+    return first if isinstance(first, str) or name == "identity" else sum(found)
 
 
 def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
@@ -171,7 +173,6 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     scores = test.to_dict()
     required = read_requirements(args, run.data_args, kind)
     asked = {**vars(run.args), **vars(args)}
-    phases = [record["costs"].get("phases", {}) for record in records]
     results = {
         **{name: first[name] for name in OF_RUN if name in first},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -179,12 +180,8 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
         "settings": {**first["settings"], **{name: asked[name] for name in OF_COMMAND}},
         "costs": {
             **first["costs"],
-            **{name: sum(record["costs"][name] for record in records) for name in ("wall_s", "train_s")},
+            **add_up([{name: record["costs"][name] for name in ("wall_s", "train_s", "phases")} for record in records]),
             "num_sessions": None,
-            "phases": {
-                name: {unit: sum(one.get(name, {}).get(unit, 0.0) for one in phases) for unit in ("cpu_s", "wall_s")}
-                for name in dict.fromkeys(chain(*phases))
-            },
         },
         "verdict": scores["verdict"],
         "test": scores,

@@ -20,12 +20,12 @@ from ...checkpoints import FREE_TO_DIFFER, MODEL_MANIFEST, check_model
 from ...data import REJECTED_FILE, SOURCE_ROW, DataArguments, Fold, find_folds, find_whole, fingerprint, load_sequences
 from ...errors import ArgumentError, DataError
 from ...evaluation import describe_failed, raise_failed
-from ...files import Json, write_text
+from ...files import Json
 from ...hub import open_repository, push_folder
 from ...processes import do_on_main
 from ...reporting import read_object
 from ...tasks import Run, Task
-from ...text import start_run_log
+from ...text import start_run_log, write_json
 from ...training_args import FastTrainingArguments
 from ..arguments import AffinityArguments
 from ..scoring import read_requirements
@@ -152,7 +152,7 @@ def open_state(run: Run, parts: Sequence[Part], rows: Json) -> Json:
 def write_state(run: Run, state: Json) -> None:
     """Writes the record of a command; of several processes the main one does."""
     if run.args.process_index == 0:
-        write_text(run.folder / STATE, json.dumps(state, indent=1) + "\n")
+        write_json(run.folder / STATE, state)
 
 
 def repeat(task: Task, run: Run) -> Json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from hf_ext.arguments import NOT_NEGATIVE, REQUIRE, SEED, Count, check_ranges, option, ranges_in_types
@@ -68,7 +68,7 @@ class OperatorArguments:
     stock_trainer: bool = option(
         False, "Train with transformers.Trainer itself, the control that comparisons measure against."
     )
-    require: list[str] = field(default_factory=list, metadata=REQUIRE)
+    require: list[str] = option([], REQUIRE)
 
     def __post_init__(self) -> None:
         check_ranges(self, ranges_in_types(OperatorArguments))

@@ -69,7 +69,7 @@ def _score_blocks(run: RunRecord) -> list[Block]:
         return []
     factors = {name: value for name, value in (run.test.own.get("factors") or {}).items() if units.is_finite(value)}
     if factors:
-        listed = join_words([f"{name} {units.factor(value)}" for name, value in factors.items()])
+        listed = join_words([f"{name} {value:.2f}x" for name, value in factors.items()])
         blocks.append(Text(f"Error of the best trivial prediction over the model's: {listed}."))
     return [*blocks, Text(MEANING)]
 
