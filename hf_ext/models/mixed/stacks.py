@@ -171,8 +171,9 @@ class NearestStack(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Maps (n, columns of the view) to (1, n, 1)."""
         inputs = inputs[:, : self.rows.shape[1]]
-        away = self.rows.square().sum(1) - 2 * inputs @ self.rows.T + inputs.square().sum(1, keepdim=True)
-        squares, nearest = away.clamp(min=0).topk(min(self.num_nearest, len(self.rows)), largest=False)
+        away = torch.addmm(self.rows.square().sum(1), inputs, self.rows.T, alpha=-2)  # less the square of inputs
+        away, nearest = away.topk(min(self.num_nearest, len(self.rows)), largest=False)
+        squares = (away + inputs.square().sum(1, keepdim=True)).clamp(min=0)
         weights = (-DECAY * squares / squares[:, -1:].clamp(min=1e-12)).softmax(1)
         return (weights * self.labels[nearest]).sum(1)[None, :, None]
 
