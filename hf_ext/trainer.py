@@ -14,11 +14,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import accelerate.optimizer
 import torch
+from accelerate.utils import is_lomo_available
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader
@@ -252,6 +254,9 @@ class FastTrainer(Trainer):
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
+            # Accelerate 1.15 searches the disk for a package twice a step
+            # (https://github.com/huggingface/accelerate/pull/2695). Remove when its optimizer searches once.
+            around.enter_context(replaced(accelerate.optimizer, is_lomo_available=cache(is_lomo_available)))
             with naming_dead_workers(
                 self.checkpoints, self.args.dataloader_num_workers
             ):  # which hears of all that died, and not while all else is left
@@ -318,7 +323,8 @@ class FastTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         self._ext_parts.loaders.mark_repeated(batch_samples)
-        return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
+        with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):
+            return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Takes a training step as Trainer does; where memory does not suffice, with fewer rows at a time."""
