@@ -18,9 +18,8 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import accelerate.optimizer
 import torch
-from accelerate.utils import is_lomo_available
+from accelerate import optimizer
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader
@@ -256,7 +255,7 @@ class FastTrainer(Trainer):
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
             # Accelerate 1.15 searches the disk for a package twice a step
             # (https://github.com/huggingface/accelerate/pull/2695). Remove when its optimizer searches once.
-            around.enter_context(replaced(accelerate.optimizer, is_lomo_available=cache(is_lomo_available)))
+            around.enter_context(replaced(optimizer, is_lomo_available=cache(optimizer.is_lomo_available)))
             with naming_dead_workers(
                 self.checkpoints, self.args.dataloader_num_workers
             ):  # which hears of all that died, and not while all else is left
@@ -330,11 +329,12 @@ class FastTrainer(Trainer):
         """Takes a training step as Trainer does; where memory does not suffice, with fewer rows at a time."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
-        self._ext_parts.checks.see(inputs)
+        parts = self._ext_parts
+        parts.checks.see(inputs)
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):  # which is asked for four times in there
-            step = partial(super().training_step, model)
-            loss = self._ext_parts.halving.compute(model, inputs, lambda batch: step(batch, *args, **kwargs))
-        self._ext_parts.nan_guard.losses.append(loss)
+            step = super().training_step
+            loss = parts.halving.compute(model, inputs, lambda batch: step(model, batch, *args, **kwargs))
+        parts.nan_guard.losses.append(loss)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -55,8 +55,8 @@ class BatchCounter:
         self.unit: Unit = "residues"
         self.flops_unknown = ""
         self._coefficients: dict[str, tuple[float, float]] = {}
-        self._tokens: Tensor | None = None
-        self._sequences: Tensor | int = 0
+        self._tokens: list[Tensor] = []  # none, or their sum
+        self._sequences: Any = 0  # on the device where rows are packed
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def detach(self) -> None:
@@ -65,11 +65,11 @@ class BatchCounter:
 
     def take(self) -> Tensor:
         """Counts since the last call: (5,), in the order of `COUNTS`, on the device of the batches."""
-        tokens = torch.zeros(4, dtype=torch.float64) if self._tokens is None else self._tokens
-        sequences = torch.as_tensor([self._sequences]).to(tokens)
-        self._tokens = None
+        [tokens] = self._tokens or [torch.zeros(4, dtype=torch.float64)]
+        counts = torch.cat([tokens, tokens.new_tensor([self._sequences])])
+        self._tokens = []
         self._sequences = 0
-        return torch.cat([tokens, sequences])
+        return counts
 
     @torch.no_grad()
     @torch.compiler.disable  # compiled models call hooks outside the graph, and dynamo is not to look into this one
@@ -87,11 +87,9 @@ class BatchCounter:
             self.unit = "sequences"
         elif self.unit == "residues" and not live and not self._framing:
             self.unit = "tokens"
-        if self._tokens is not None:
-            parts.append(self._tokens)
         if parts:
-            self._tokens = torch.stack(parts).sum(0)
-        self._sequences = self._sequences + _count_sequences(kwargs)
+            self._tokens = [torch.stack([*self._tokens, *parts]).sum(0)]
+        self._sequences += _count_sequences(kwargs)
 
     def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> Tensor:
         """Counts residues, tokens, padded tokens and FLOPs (0 of an encoder-decoder) of one input: (4,)."""

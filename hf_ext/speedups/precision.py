@@ -187,7 +187,9 @@ def _find_small(run: Run) -> Decision | None:
 
 def best_precision(hardware: Hardware) -> str:
     """Returns "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
-    if hardware.native_bf16 and not _is_slow_in_bf16(hardware):
+    # Of this machine's own CPU; described ones are as the table says.
+    is_slow = hardware.name == "cpu-avx512-bf16" and hardware.device_name and not is_amd_cpu()
+    if hardware.native_bf16 and not is_slow:
         return "bf16"
     return "fp16" if hardware.kind == "cuda" and hardware.native_fp16 else "fp32"
 
@@ -197,11 +199,6 @@ def no_half(hardware: Hardware) -> str:
     if hardware.native_bf16:
         return f"{hardware.name} without AMX, and not of AMD: products in bf16 are slower there than in float32"
     return f"{hardware.name} computes neither bf16 nor fp16 natively"
-
-
-def _is_slow_in_bf16(hardware: Hardware) -> bool:
-    """Tells whether the CPU is slow in bf16: of this machine's own; described ones are as the table says."""
-    return hardware.name == "cpu-avx512-bf16" and bool(hardware.device_name) and not is_amd_cpu()
 
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
