@@ -14,8 +14,7 @@ pytestmark = pytest.mark.internals
 
 class Perceptron(nn.Sequential):
     def forward(self, inputs, labels):
-        predicted = super().forward(inputs)[:, 0]
-        return {"loss": nn.functional.mse_loss(predicted, labels), "logits": predicted}
+        return {"loss": nn.functional.mse_loss(super().forward(inputs)[:, 0], labels)}
 
 
 def make(folder, **given) -> FastTrainer:
@@ -27,8 +26,8 @@ def make(folder, **given) -> FastTrainer:
 def test_few_products_are_left_alone_on_a_cpu_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_ext.hardware._cpu_flags", lambda: frozenset({"avx512_bf16"}))
     monkeypatch.setattr("hf_ext.speedups.precision.is_amd_cpu", lambda: True)
-    given = ({}, {"per_device_train_batch_size": 500}, {"bf16": True})
-    plans = [make(tmp_path, speedups=["precision", "cpu_matmul"], **one).plan for one in given]
+    cases = ({}, {"per_device_train_batch_size": 500}, {"bf16": True})
+    plans = [make(tmp_path, speedups=["precision", "cpu_matmul"], **given).plan for given in cases]
     assert [plan["precision"].status for plan in plans] == ["skipped", "applied", "applied"]
     for name in ("precision", "cpu_matmul"):  # forward, 2 x (100 x 100 + 100) a row: 10.1 million for 500 of them
         assert "a batch takes 0.081 MFLOP: below 8" in plans[0][name].reason
@@ -39,6 +38,5 @@ def test_a_step_searches_no_disk_and_keeps_no_random_states_in_vain(tmp_path, mo
     monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", lambda: bool(asked.append("disk")))
     monkeypatch.setattr(halving, "capture_random_states", lambda: asked.append("states"))
     make(tmp_path, max_steps=4).train()
-    assert asked == ["disk"]  # stock Trainer: twice a step
-    assert not accelerate.optimizer.is_lomo_available()
-    assert len(asked) == 2  # as before the run
+    accelerate.optimizer.is_lomo_available()  # as it was before
+    assert asked == ["disk"] * 2  # stock Trainer: twice a step
