@@ -56,7 +56,7 @@ class BatchCounter:
         self.flops_unknown = ""
         self._coefficients: dict[str, tuple[float, float]] = {}
         self._tokens: list[Tensor] = []  # none, or their sum
-        self._sequences: Any = 0  # on the device where rows are packed
+        self._sequences: Tensor | int = 0  # on the device where rows are packed
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def detach(self) -> None:
