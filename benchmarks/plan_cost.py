@@ -127,7 +127,7 @@ def time_products(width: int, rows: int, precision: str, is_half: bool) -> float
     set_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, 1))
     inputs = torch.randn(rows, width)
-    times = []
+    times: list[float] = []
     torch.set_float32_matmul_precision(precision)
     while sum(times) < 0.05 or len(times) < 20:
         began = time.process_time()
