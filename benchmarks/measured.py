@@ -496,6 +496,16 @@ def plan_cost() -> str:
     return table(rows, ["model", "side", "constructor, s", "step, ms", "times stock's step"])
 
 
+def plan_products() -> str:
+    """What a plan leaves small models without: a step of two linear layers by the precision of their products."""
+    found = read("plan_cost")["products"]
+    rows = [
+        [n, f"{one['mflop']:.3g}", *(quartiles(took, 0) for took in one["step_us"].values())]
+        for n, one in found.items()
+    ]
+    return table(rows, ["two linear layers", "MFLOP forward", "float32, us", "oneDNN, us", "bf16, us"])
+
+
 def cpu_encoding() -> str:
     """Encoding by frozen encoders on a CPU, by the precision of their products."""
     rows = []
@@ -792,7 +802,17 @@ MEASURED: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (faults, replay, evaluation, activation_checkpointing, element_wise)},
     **{
         made.__name__: made
-        for made in (command_times, plan_cost, cpu_step, cpu_encoding, int8_noise, scale, doctor_times, embedding_store)
+        for made in (
+            command_times,
+            plan_cost,
+            plan_products,
+            cpu_step,
+            cpu_encoding,
+            int8_noise,
+            scale,
+            doctor_times,
+            embedding_store,
+        )
     },
     **{made.__name__: made for made in (host_optimizer, eight_bit, optimizer_states, memory_ledger, generator_speed)},
     **{made.__name__: made for made in (generator_runs, pde_demo, pde_darcy, pde_terms)},

@@ -14,11 +14,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import optimizer
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader
@@ -252,6 +253,9 @@ class FastTrainer(Trainer):
             # Trainer would evaluate, and log, once more in a continued run.
             around.enter_context(replaced(self.args, eval_on_start=self.args.eval_on_start and folder is None))
             around.enter_context(messages_above_bars(self.callback_handler.callbacks))
+            # Accelerate 1.15 searches the disk for a package twice a step
+            # (https://github.com/huggingface/accelerate/pull/2695). Remove when its optimizer searches once.
+            around.enter_context(replaced(optimizer, is_lomo_available=cache(optimizer.is_lomo_available)))
             with naming_dead_workers(
                 self.checkpoints, self.args.dataloader_num_workers
             ):  # which hears of all that died, and not while all else is left
@@ -318,17 +322,19 @@ class FastTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         self._ext_parts.loaders.mark_repeated(batch_samples)
-        return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
+        with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):
+            return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Takes a training step as Trainer does; where memory does not suffice, with fewer rows at a time."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
-        self._ext_parts.checks.see(inputs)
+        parts = self._ext_parts
+        parts.checks.see(inputs)
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):  # which is asked for four times in there
-            step = partial(super().training_step, model)
-            loss = self._ext_parts.halving.compute(model, inputs, lambda batch: step(batch, *args, **kwargs))
-        self._ext_parts.nan_guard.losses.append(loss)
+            step = super().training_step
+            loss = parts.halving.compute(model, inputs, lambda batch: step(model, batch, *args, **kwargs))
+        parts.nan_guard.losses.append(loss)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -55,7 +55,8 @@ class BatchCounter:
         self.unit: Unit = "residues"
         self.flops_unknown = ""
         self._coefficients: dict[str, tuple[float, float]] = {}
-        self._counts: Tensor | None = None
+        self._tokens: list[Tensor] = []  # none, or their sum
+        self._sequences: Tensor | int = 0  # on the device where rows are packed
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def detach(self) -> None:
@@ -64,9 +65,11 @@ class BatchCounter:
 
     def take(self) -> Tensor:
         """Counts since the last call: (5,), in the order of `COUNTS`, on the device of the batches."""
-        counts = self._counts
-        self._counts = None
-        return torch.zeros(len(COUNTS), dtype=torch.float64) if counts is None else counts
+        [tokens] = self._tokens or [torch.zeros(4, dtype=torch.float64)]
+        counts = torch.cat([tokens, tokens.new_tensor([self._sequences])])
+        self._tokens = []
+        self._sequences = 0
+        return counts
 
     @torch.no_grad()
     @torch.compiler.disable  # compiled models call hooks outside the graph, and dynamo is not to look into this one
@@ -84,9 +87,9 @@ class BatchCounter:
             self.unit = "sequences"
         elif self.unit == "residues" and not live and not self._framing:
             self.unit = "tokens"
-        tokens = torch.stack(parts).sum(0) if parts else torch.zeros(4, dtype=torch.float64)
-        step = torch.cat([tokens, torch.full_like(tokens[:1], 1) * _count_sequences(kwargs)])
-        self._counts = step if self._counts is None else self._counts + step.to(self._counts.device)
+        if parts:
+            self._tokens = [torch.stack([*self._tokens, *parts]).sum(0)]
+        self._sequences += _count_sequences(kwargs)
 
     def _count_tokens(self, encoder: nn.Module, name: str, batch: Mapping[str, Any]) -> Tensor:
         """Counts residues, tokens, padded tokens and FLOPs (0 of an encoder-decoder) of one input: (4,)."""

@@ -16,11 +16,13 @@ import torch
 
 from ..hardware import Hardware, is_amd_cpu
 from ..memory import MemoryModel, TrainConfig
-from ..models import FAST_CPU, FAST_GPU, HELD_MATMUL, Held
+from ..models import FAST_CPU, FAST_GPU, HELD_MATMUL, Held, flop_counter
 from .base import Context, Costs, Decision, Run, Settings, Speedup, applied, off, refused, skipped
+from .evidence.sample import NUM_ROWS, first_rows, sample_model
 
 MAX_ERROR = 1e-5  # of a product in float32; in bf16 it is off by about 1e-3
 _SIZE = 512
+MIN_FLOPS = 8e6  # of a batch, forward (`benchmarks/results/plan_cost.json`)
 
 
 class CpuMatmul(Speedup):
@@ -31,7 +33,7 @@ class CpuMatmul(Speedup):
     it does, the default comes back.
     Evidence: largest error of a 512 x 512 x 512 product against float64.
     Hardware: AMD's x86 CPUs; on an EPYC (Zen 5) the products measured twice as fast with errors of 1e-6, that is,
-    float32. Intel's have MKL, which is made for them.
+    float32. Intel's have MKL, which is made for them. Products of a perceptron with few rows are too small to gain.
     Cost: a few milliseconds.
     """
 
@@ -51,7 +53,9 @@ class CpuMatmul(Speedup):
         return applied("oneDNN's products are float32 too, and faster on AMD's CPUs")
 
     def apply(self, decision: Decision, run: Run) -> Decision:
-        """Switches to oneDNN where it is exact here."""
+        """Switches to oneDNN where it is exact here, unless that makes a small model slower."""
+        if small := _find_small(run):
+            return small
         generator = torch.Generator().manual_seed(0)
         left, right = (torch.randn(_SIZE, _SIZE, generator=generator) for _ in range(2))
         exact = left.double() @ right.double()
@@ -103,7 +107,8 @@ class Precision(Speedup):
     Hardware: bf16 from compute capability 8.0, and on CPUs with AMX, or with AVX512-BF16 if AMD made them: an Intel CPU
     that lists AVX512-BF16 and no AMX multiplied half as fast in it as in float32
     (`benchmarks/results/cpu_step_avx512.json`), so there it is taken only when asked for; fp16 on V100 and T4. A T4
-    accepts `--bf16` through emulation, which is slower than float32, so asking for it is refused.
+    accepts `--bf16` through emulation, which is slower than float32, so asking for it is refused. On a CPU a batch of
+    a perceptron with few rows takes less time than its casts, so there it is taken only when asked for.
     Cost: rounding of activations to 8 (bf16) or 11 (fp16) significant bits.
     Source: Micikevicius et al., Mixed Precision Training, arXiv:1710.03740.
     """
@@ -150,8 +155,10 @@ class Precision(Speedup):
         return refused(f"{asked} is not native on {hardware.name} and would be emulated: {remedy}")
 
     def apply(self, decision: Decision, run: Run) -> Decision:
-        """Sets the Trainer's own precision fields."""
+        """Sets the Trainer's own precision fields, unless that makes a small model slower."""
         precision = decision.settings["mixed_precision"]
+        if run.args.mixed_precision != precision and (small := _find_small(run)):
+            return small
         run.args.bf16 = precision == "bf16"
         run.args.fp16 = precision == "fp16"
         run.args.mixed_precision = precision
@@ -166,9 +173,23 @@ class Precision(Speedup):
         return memory.has_half and not config.half
 
 
+def _find_small(run: Run) -> Decision | None:
+    """Skips, on a CPU, where a batch takes few operations, which are counted of modules without a configuration."""
+    if run.args.device.type != "cpu" or hasattr(run.model, "config"):
+        return None
+    with flop_counter() as counter:
+        samples = sample_model(run, first_rows(run.train_dataset), None)
+    flops = counter.get_total_flops() * run.args.train_batch_size / NUM_ROWS
+    if not samples or flops > MIN_FLOPS:
+        return None
+    return skipped(f"a batch takes {flops / 1e6:.2g} MFLOP: below {MIN_FLOPS / 1e6:g} it costs more than it saves")
+
+
 def best_precision(hardware: Hardware) -> str:
     """Returns "bf16", "fp16" or "fp32": the fastest that this hardware computes natively and Trainer can train in."""
-    if hardware.native_bf16 and not _is_slow_in_bf16(hardware):
+    # Of this machine's own CPU; described ones are as the table says.
+    is_slow = hardware.name == "cpu-avx512-bf16" and hardware.device_name and not is_amd_cpu()
+    if hardware.native_bf16 and not is_slow:
         return "bf16"
     return "fp16" if hardware.kind == "cuda" and hardware.native_fp16 else "fp32"
 
@@ -178,11 +199,6 @@ def no_half(hardware: Hardware) -> str:
     if hardware.native_bf16:
         return f"{hardware.name} without AMX, and not of AMD: products in bf16 are slower there than in float32"
     return f"{hardware.name} computes neither bf16 nor fp16 natively"
-
-
-def _is_slow_in_bf16(hardware: Hardware) -> bool:
-    """Tells whether the CPU is slow in bf16: of this machine's own; described ones are as the table says."""
-    return hardware.name == "cpu-avx512-bf16" and bool(hardware.device_name) and not is_amd_cpu()
 
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -119,8 +119,8 @@ class DecidedLoss:
 
     def add_decoder_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Adds the input of an encoder-decoder's decoder, which it makes from the labels; Trainer takes those away."""
-        make = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
-        if self.is_exact and make and "labels" in inputs and "decoder_input_ids" not in inputs:
+        make = self.is_exact and getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if make and "labels" in inputs and "decoder_input_ids" not in inputs:
             return {**inputs, "decoder_input_ids": make(labels=inputs["labels"])}
         return inputs
 
