@@ -15,35 +15,35 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1734, 14),
+    ".": (1736, 14),
     "arguments": (675, 7),
-    "baselines": (972, 9),
-    "checkpoints": (1398, 11),
-    "comparing": (924, 8),
-    "data": (3745, 32),
+    "baselines": (988, 9),
+    "checkpoints": (1382, 11),
+    "comparing": (906, 8),
+    "data": (3735, 32),
     "doctor": (790, 7),
     "embeddings": (582, 6),
-    "evaluation": (2250, 21),
-    "finished": (1303, 14),
-    "generation": (2024, 18),
-    "heads": (1172, 11),
-    "hub": (215, 4),
-    "labels": (1744, 14),
-    "masked_lm": (529, 7),
-    "memory": (645, 7),
-    "models": (3511, 33),
+    "evaluation": (2270, 21),
+    "finished": (1304, 14),
+    "generation": (2013, 18),
+    "heads": (1182, 11),
+    "hub": (214, 4),
+    "labels": (1738, 14),
+    "masked_lm": (507, 7),
+    "memory": (629, 7),
+    "models": (3508, 33),
     "processes": (219, 4),
-    "property": (2325, 17),
-    "reporting": (2139, 14),
+    "property": (2329, 17),
+    "reporting": (2126, 14),
     "saving": (748, 6),
-    "speedups": (1958, 18),
+    "speedups": (1972, 18),
     "tasks": (472, 5),
-    "text": (320, 4),
-    "training": (2288, 17),
+    "text": (313, 4),
+    "training": (2289, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_260, 9.44
+TOKENS, TOKENS_PER_LINE = 326_560, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

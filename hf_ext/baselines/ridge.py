@@ -200,7 +200,7 @@ def principal_axes(features: Any, standardize: bool) -> Axes:
         return _compute_axes(features, standardize)
     digest = hashlib.blake2b(repr((features.shape, standardize)).encode())
     for start in range(0, len(features), HASHED_ROWS):
-        digest.update(np.ascontiguousarray(features[start : start + HASHED_ROWS], np.float32))
+        digest.update(np.asarray(features[start : start + HASHED_ROWS], np.float32).tobytes())
     key = digest.digest()
     if key not in _kept:
         _kept.clear()
@@ -208,7 +208,7 @@ def principal_axes(features: Any, standardize: bool) -> Axes:
     return _kept[key]
 
 
-def _compute_axes(features: Any, standardize: bool) -> Axes:
+def _compute_axes(features: NDArray[Any], standardize: bool) -> Axes:
     num_rows, num_features = features.shape
     mean, scale = fit_scale(features, standardize)
     if num_rows < num_features:
@@ -232,9 +232,8 @@ def chunks(features: Any) -> Iterator[tuple[slice, FloatArray]]:
     size = max(1, CHUNK_BYTES // (8 * features.shape[1]))
     for start in range(0, len(features), size):
         chunk = np.asarray(features[start : start + size], np.float64)
-        wrong = () if np.isfinite(chunk.sum()) else np.argwhere(~np.isfinite(chunk))
-        if len(wrong):
-            row, column = wrong[0]
+        if not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all()):
+            row, column = np.argwhere(~np.isfinite(chunk))[0]
             value = chunk[row, column]
             raise DataError(f"features, row {start + row}, column {column}: {value} is not finite; fix or drop it.")
         yield slice(start, start + size), chunk

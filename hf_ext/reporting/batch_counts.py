@@ -66,7 +66,7 @@ class BatchCounter:
     def take(self) -> Tensor:
         """Counts since the last call: (5,), in the order of `COUNTS`, on the device of the batches."""
         [tokens] = self._tokens or [torch.zeros(4, dtype=torch.float64)]
-        counts = torch.cat([tokens, tokens.new_tensor([self._sequences])])
+        counts = torch.cat([tokens, torch.as_tensor(self._sequences).to(tokens)[None]])
         self._tokens = []
         self._sequences = 0
         return counts
