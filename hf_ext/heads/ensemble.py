@@ -35,8 +35,8 @@ from .spread import fit_spread
 if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
-# Folds while they take half a minute on one core, else validation alone: rows, times features and what a step costs
-# beside these, in features.
+# Folds while they take a quarter of a minute on one core, else validation alone: rows, times features and what a step
+# costs beside these, in features.
 FOLDED_COST = 2_500_000
 STEP_COST = 1_000
 OUTPUTS_PER_WIDTH = 32  # classes whose logistic regression costs as much as all else that reads the features
@@ -86,8 +86,8 @@ def fit_ensemble(
         groups: of each training and each validation row what was held out together: no fold cuts one. None: rows.
         adopts: give the head the best network of its sizes, for `--init_head_from`; else it stays as it was trained.
 
-    Cost: embeddings are looked up where they are cached; then half a minute for 700 rows of 1,344 features or 3,000 of
-    320, two to three minutes for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
+    Cost: embeddings are looked up where they are cached; then ten seconds for 700 rows of 1,344 features or 3,000 of
+    320, a minute for 55,000 of 320 or 16,000 of 1,344, on one core. Same rows and seed, same numbers.
     """
     began = time.perf_counter()
     args = trainer.args
