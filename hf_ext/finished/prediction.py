@@ -83,7 +83,7 @@ def predict_table(
     collator.resolve_long(reading.too_long, reading.max_residues)
     data_args = collator.make_arguments(**vars(reading))
     loaded = load_sequences(data_args, rejected=rejected, keeps_columns=own.keep_columns)
-    rows: Any = loaded.table
+    rows = loaded.table
     as_read = loaded.as_read
     if as_read is not None:
         refuse_added(reading.dataset_name, as_read.column_names, added)  # those of the Hub are known now
