@@ -139,7 +139,7 @@ def report(path: Path) -> None:
 
 WRITERS = {
     "plan.json": lambda path: Plan(detect_hardware("cpu"), []).save(path.parent),
-    "predictions.csv": lambda path: write_predictions(path, Dataset.from_dict({"a": ["M"]}), {"prediction": [1.0]}),
+    "predictions.csv": lambda path: write_predictions(path, [(Dataset.from_dict({"a": ["M"]}), {"x": [1.0]}, None)]),
     "loss.png": lambda path: plot_loss([{"loss": 1.0, "step": 1}], path),
     "report.html": report,
 }

@@ -206,9 +206,8 @@ def test_bounds_come_back_from_the_list_of_test_rows(run, tmp_path):
     folder = shutil.copytree(run[0], tmp_path / "bounded")
     listed = pd.read_csv(folder / "predictions.csv")
     rows = Dataset.from_pandas(listed.drop(columns="prediction").assign(bound=[-1, 0] * (len(listed) // 2)))
-    write_predictions(
-        folder / "predictions.csv", rows, {"prediction": listed["prediction"]}, {"label": listed["label"]}
-    )
+    added = {name: listed[name] for name in ("label", "prediction")}
+    write_predictions(folder / "predictions.csv", [(rows, added, None)])
     assert pd.read_csv(folder / "predictions.csv", keep_default_na=False)["bound"][:2].tolist() == ["<=", ""]
     found = evaluate("--models", folder / "predictions.csv", folder, "--test_of", folder)
     assert any(note.startswith("The verdict's RMSE counts no error beyond a limit") for note in found["notes"])

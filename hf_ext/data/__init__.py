@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         column_names,
         factorize,
         has_numbered_rows,
+        iter_blocks,
         label_array,
         read_bounds,
         read_column,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from .demo import make_demo_encoders, make_demo_pairs, make_demo_table
     from .fingerprints import capture_random_states, compare_fingerprints, fingerprint, kept_random_states
     from .formats import irregular_kind
-    from .loading import LoadedData, check_labels, load_data, load_sequences
+    from .loading import LoadedData, LoadedSequences, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
     from .proteins import ESM2, ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence
     from .reading import SOURCE_ROW, is_on_hub, local_files, peek_columns

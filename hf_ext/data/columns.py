@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ SET = "set"  # columns of biotrainer and FLIP, in any case: what a row is for,
 VALIDATION = "validation"  # and whether a training row validates
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
+BLOCK_ROWS = 65_536  # whose text is held as Python's strings, several times the size of Arrow's, at a time
 
 
 def has_numbered_rows(dataset: Any) -> bool:
@@ -49,6 +50,16 @@ def read_columns(dataset: Any, columns: Sequence[str], most: int | None = None) 
         return list(zip(*(dataset[column][:] for column in columns)))
     rows = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else islice(dataset, most)
     return [tuple(row[column] for column in columns) for row in rows]
+
+
+def iter_blocks(dataset: Any) -> Iterator[Any]:
+    """Yields the rows of an Arrow dataset in blocks of `BLOCK_ROWS`, of which none is a copy; another as it is."""
+    if not isinstance(dataset, datasets.Dataset):
+        yield dataset
+        return
+    rows = range(len(dataset))
+    for start in range(0, max(1, len(rows)), BLOCK_ROWS):
+        yield dataset.select(rows[start : start + BLOCK_ROWS])
 
 
 def read_column(dataset: Any, name: str) -> list[Any]:

@@ -18,7 +18,7 @@ from ..labels import LabelKind, Number, as_text
 from .arguments import KEPT, DataArguments
 from .batches.number_columns import NumberColumns
 from .cleaning import MASKS, REJECTED_FILE, RowSchema, clean_stream, count_rules, format_errors, refuse, write_rejected
-from .columns import SET, VALIDATION, Report, as_dataset, check_columns, read_table
+from .columns import SET, VALIDATION, Report, as_dataset, check_columns, iter_blocks, read_table
 from .label_kind import add_masks, find_kind
 from .reading import SOURCE_ROW, Part, local_files, peek_columns, read_parts
 from .split_report import describe_repeats, leak_report, repeat_report
@@ -163,6 +163,8 @@ def load_sequences(
     parts, report = _open(schema, table, rejected, keeps_columns)
     if needs_labels:
         schema = replace(schema, kind=find_kind(args, parts, report, kind))
+    else:  # no kind of labels looks at all rows of a part
+        parts = [replace(part, data=block) for part in parts for block in iter_blocks(part.data)]
     if isinstance(parts[0].data, IterableDataset):
         streams = [clean_stream(schema, part.data, part.path, rejected) for part in parts]
         return LoadedSequences(concatenate_datasets(streams), report, kind=schema.kind)
@@ -281,7 +283,8 @@ def _join_bounds(tables: Sequence[pa.Table]) -> pa.Table:
 def _take_as_read(data: Dataset, source_rows: pa.ChunkedArray) -> pa.Table:
     """Takes all columns of these rows of a part, as text; numbers as Python writes them."""
     table = read_table(data, data.column_names)
-    table = table.filter(pc.is_in(table[SOURCE_ROW], source_rows.combine_chunks()))
+    if len(source_rows) < len(table):
+        table = table.filter(pc.is_in(table[SOURCE_ROW], source_rows.combine_chunks()))
     return pa.table({name: as_text(table[name]) for name in table.column_names if name != SOURCE_ROW})
 
 

@@ -107,7 +107,9 @@ def clean_chains(
             counts.update(dict.fromkeys(one.changes, num))
         if counts:
             changes[name] = dict(counts)
-        cleaned[name] = column.to_rows(pa.string())
+        if counts or column.errors or getattr(values, "type", None) != pa.string():
+            values = column.to_rows(pa.string())
+        cleaned[name] = values  # as they were read where nothing changed: text is most of what memory holds
     if args.missing_chains:
         lengths = [pc.binary_length(column).to_numpy() for column in cleaned.values()]
         named = {error.row for error in errors}

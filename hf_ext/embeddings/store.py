@@ -29,7 +29,7 @@ Places = list[tuple[Shard, np.ndarray, np.ndarray]]  # shards that have some of 
 
 logger = logging.getLogger(__name__)
 
-MAX_SHARD_BYTES = 2**29  # merging holds three times as much in memory
+MAX_SHARD_BYTES = 2**26  # merging holds three times as much in memory
 MAX_SMALL = 16  # shards of less than half of it that are left as they are
 SHARD_GLOB = "rows-*.safetensors"  # another layout has another name: files of before are not looked at
 LEFTOVER_S = 3600.0  # a file that is written for so long has no writer any more
@@ -58,7 +58,7 @@ class EmbeddingStore:
     Raises:
         CacheError: the folder cannot be made.
 
-    Cost: opening reads headers, of tens of files for ten million sequences; keys stay on disk, 16 bytes each.
+    Cost: opening reads headers, of a hundred files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
     def __init__(

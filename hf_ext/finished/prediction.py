@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,19 @@ import numpy as np
 from ..checkpoints import find_members
 from ..data import (
     SOURCE_ROW,
+    LoadedSequences,
     ReadingArguments,
     SequenceCollator,
     check_inputs,
+    iter_blocks,
     load_sequences,
     peek_columns,
 )
 from ..errors import ArgumentError
 from ..evaluation import unpack_std
 from ..heads import describe_basis, half_width, mix_spreads
-from ..labels import average
-from ..models import AffinityConfig
+from ..labels import PREDICTION, Columns, average
+from ..models import AffinityConfig, AffinityModel
 from ..property import (
     ACQUISITION,
     HIGH,
@@ -91,36 +93,65 @@ def predict_table(
         log.info(line)
     if own.rank is not None and own.rank > len(rows):
         raise ArgumentError(f"--rank {own.rank}: there are {len(rows):,} rows. Ask for so many at most.")
-    predictions = []
-    spreads = []
-    reaches = []
-    for one in (folder, *others):
-        if one != folder:
-            model = load_model(one)
-            bind_vectors(model, own.embeddings, {"rows": rows}, data_args)
-        with predicting(model, collator.for_member(one), args) as trainer:
-            found = trainer.predict(rows, ignore_keys=[])
-        stds = unpack_std(found)
-        outputs: Any = found.predictions if stds is None else found.predictions[0]
-        predictions.append(kind.read_outputs(check_predictions(np.asarray(outputs))))
-        spreads.append(stds)
-        if own.interval is not None:
-            reaches.append(half_width(model.config.prediction_intervals, own.interval, stds))
-    predicted = average(predictions)
-    stds = mix_spreads(predictions, spreads)
-    columns = {**kind.prediction_columns(predicted), **std_column(stds)}
-    if reaches:
-        columns |= interval_columns(predicted, sum(reaches) / len(reaches))
+    found: Any = _predict_blocks(own, [folder, *others], model, collator, args, loaded)
     if own.rank is not None:
-        columns[ACQUISITION] = acquire(own, predicted, stds)
-        sequences = [rows[name][:] for name in data_args.sequence_columns] if own.diverse else None
+        every = [columns for _, columns, _ in found]
+        columns = {name: np.concatenate([one[name] for one in every]) for name in every[0]}
+        columns[ACQUISITION] = acquire(own, columns[PREDICTION], columns.get(STD))
+        sequences = [rows[name] for name in data_args.sequence_columns] if own.diverse else None
         chosen = choose_batch(columns[ACQUISITION], own.rank, sequences)
-        columns = {name: np.asarray(values)[chosen] for name, values in columns.items()}
+        columns = {name: values[chosen] for name, values in columns.items()}
         columns[RANK] = 1 + np.arange(own.rank)
-        rows = rows.select(chosen)
-        as_read = as_read and as_read.select(chosen)
-    if trainer.is_world_process_zero():
-        write_predictions(output, rows, columns, as_read=as_read)
-    log.info("%d predictions in %s", own.rank or len(predicted), output)
-    trainer.end()
+        found = [(rows.select(chosen), columns, as_read and as_read.select(chosen))]
+    if args.process_index == 0:
+        log.info("%d predictions in %s", write_predictions(output, found), output)
+    else:
+        for _ in found:
+            pass
     return output
+
+
+def _predict_blocks(
+    own: PredictArguments,
+    folders: list[Path],
+    model: AffinityModel,
+    collator: SequenceCollator,
+    args: FastTrainingArguments,
+    loaded: LoadedSequences,
+) -> Iterator[tuple[Any, Columns, Any]]:
+    """Yields blocks of rows, as `write_predictions` takes them: the mean of what models predict, spread and interval.
+
+    Args:
+        folders: of the models; `model` is the first, beside which another is in memory at a time.
+
+    Raises:
+        DataError: predictions that are not finite.
+
+    Cost: other models than the first are loaded for each block, and frozen encoders where the cache lacks some of it.
+    """
+    kind = model.config.kind
+    before = 0
+    for block in iter_blocks(loaded.table):
+        predictions = []
+        spreads = []
+        reaches = []
+        for one in folders:
+            member = model if one == folders[0] else load_model(one)
+            if model.vectors is not None:
+                member.set_vectors(model.vectors)
+            with predicting(member, collator.for_member(one), args) as trainer:
+                found = trainer.predict(block, ignore_keys=[])
+            stds = unpack_std(found)
+            outputs: Any = found.predictions if stds is None else found.predictions[0]
+            predictions.append(kind.read_outputs(check_predictions(np.asarray(outputs), before)))
+            spreads.append(stds)
+            if own.interval is not None:
+                reaches.append(half_width(member.config.prediction_intervals, own.interval, stds))
+        predicted = average(predictions)
+        columns = {**kind.prediction_columns(predicted), **std_column(mix_spreads(predictions, spreads))}
+        if reaches:
+            columns |= interval_columns(predicted, sum(reaches) / len(reaches))
+        end = before + len(predicted)
+        yield block, columns, loaded.as_read and loaded.as_read.select(range(before, end))
+        before = end
+    trainer.end()

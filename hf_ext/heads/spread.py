@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
-from scipy.stats import spearmanr
 
 from ..errors import ArgumentError
 from ..evaluation import FloatArray
@@ -98,6 +97,8 @@ def score_spread(stds: FloatArray, errors: FloatArray, rows: Any) -> dict[str, A
     )
     rho = None
     if np.ptp(stds) > FLAT * stds.max():
+        from scipy.stats import spearmanr  # here, since it takes 0.15 s that predictions do not need
+
         rho = float(spearmanr(stds, sizes).statistic)
         ends = f"{format_cell(rmse[0])} in the quarter with the smallest, {format_cell(rmse[-1])} with the largest"
         text += f"RMSE is {ends} (Spearman of both {rho:.2f})."

@@ -80,6 +80,8 @@ def as_array(values: pa.Array | Sequence[Any]) -> pa.Array:
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Converts a column to text: numbers as Python writes them, lists and structures as JSON, None stays."""
+    if pa.types.is_string(column.type):
+        return column
     found = distinct(column)
     return found.to_rows(list(map(_write, found.cells.to_pylist())), pa.string())
 

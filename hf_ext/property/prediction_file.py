@@ -205,43 +205,44 @@ def interval_columns(predicted: FloatArray, half_width: FloatArray | float) -> C
     return {LOW: centre - reach, HIGH: centre + reach}
 
 
-def write_predictions(
-    path: Path,
-    rows: Any,
-    predictions: Columns,
-    labels: Columns | None = None,
-    as_read: Any = None,
-) -> None:
-    """Writes one line per row: its file row and identifying columns, the label where there is one, and prediction.
+def write_predictions(path: Path, blocks: Iterable[tuple[Any, Columns, Any]]) -> int:
+    """Writes one line per row: its file row and identifying columns, then what is added. Returns the number of rows.
 
-    Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label.
+    Each block is written as it comes; the file appears with the last one.
 
-    With `as_read`, the same rows as their source has them, its columns take the place of the identifying ones. Text
+    Of rows with bounds, the column `bound` says `<=` or `>=` where the truth is at or below, or above, the label. Text
     that a spreadsheet would take for a formula has a `'` in front (`csv_cells`); `source_row` joins without it.
+
+    Args:
+        blocks: rows; columns to add: the label where there is one, and predictions; and None, or the same rows as their
+            source has them, whose columns take the place of the identifying ones.
     """
-    names = column_names(rows) if hasattr(rows, "__len__") else ()
-    kept = {name: rows for name in names if name != "label"}
-    if as_read is not None:
-        kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
-    columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]
-    if "bound" in kept and as_read is None:
-        columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
-    added = {**(labels or {}), **predictions}
-    header = map(write_cell, (*kept, *added))
-    columns += [map(write_cell, values) if isinstance(values, list) else values for values in added.values()]
+    num_rows = 0
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(zip(*columns))
+        for rows, added, as_read in blocks:
+            names = column_names(rows) if hasattr(rows, "__len__") else ()
+            kept = {name: rows for name in names if name != "label"}
+            if as_read is not None:
+                kept = {**dict.fromkeys(as_read.column_names, as_read), SOURCE_ROW: rows}
+            columns: list[Any] = [map(write_cell, source[name][:]) for name, source in kept.items()]
+            if "bound" in kept and as_read is None:
+                columns[[*kept].index("bound")] = [BOUND_SIGNS[side + 1] for side in rows["bound"][:]]
+            columns += [map(write_cell, values) if isinstance(values, list) else values for values in added.values()]
+            if not num_rows:
+                writer.writerow(map(write_cell, (*kept, *added)))
+            writer.writerows(zip(*columns))
+            num_rows += len(next(iter(added.values())))
+    return num_rows
 
 
-def check_predictions(predictions: Any) -> Any:
+def check_predictions(predictions: Any, before: int = 0) -> Any:
     """Checks that all `predictions` of n rows, an array (n, ...) or a list of arrays, are numbers; returns them.
 
     Raises:
-        DataError: some are NaN or infinite; with their rows, counted from 1.
+        DataError: some are NaN or infinite; with their rows, counted from 1, or on from `before`.
     """
-    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1
+    wrong = np.flatnonzero([not np.isfinite(row).all() for row in predictions]) + 1 + before
     if len(wrong):
         raise DataError(
             f"Predictions of {len(wrong)} {WHERE} are NaN or infinite: {', '.join(map(str, wrong[:20]))}. The model's "

@@ -120,12 +120,12 @@ def write_test_files(
     kind = test.kind
     predicted = {**kind.prediction_columns(predictions), **std_column(test.stds)}
     measured = kind.label_columns(test.labels, predictions)
-    write_predictions(folder / PREDICTIONS, rows, predicted, measured)
+    write_predictions(folder / PREDICTIONS, [(rows, {**measured, **predicted}, None)])
     if hasattr(rows, "__len__"):
         (folder / BASELINES).mkdir(exist_ok=True)
         numbers = rows.select_columns([SOURCE_ROW])
         for name, values in test.predicted_by.items():
-            write_predictions(baseline_file(folder, name), numbers, kind.prediction_columns(values))
+            write_predictions(baseline_file(folder, name), [(numbers, kind.prediction_columns(values), None)])
     with plots_if_possible():
         _plot(folder, ", ".join(label_columns), test, predicted, measured)
 

@@ -37,12 +37,13 @@ def write_run(
     folder.mkdir()
     sequences = ["".join(LETTERS[i // 20**k % 20] for k in range(4)) for i in range(first, first + 60)]
     rows = Dataset.from_dict({"sequence": sequences, "source_row": range(2, 62), "label": LABELS})
-    write_predictions(folder / PREDICTIONS, rows, {PREDICTION: predictions}, {LABEL: LABELS})
+    write_predictions(folder / PREDICTIONS, [(rows, {LABEL: LABELS, PREDICTION: predictions}, None)])
     baselines = {"training mean": np.full(60, 7.0), ONE_HOT: FAR + 5, RIDGE: ridge}
     scores = {}
     for one, values in baselines.items():
         baseline_file(folder, one).parent.mkdir(exist_ok=True)
-        write_predictions(baseline_file(folder, one), rows.select_columns(["source_row"]), {PREDICTION: values})
+        numbers = rows.select_columns(["source_row"])
+        write_predictions(baseline_file(folder, one), [(numbers, {PREDICTION: values}, None)])
         rho = None if one == "training mean" else float(spearmanr(values, LABELS).statistic)
         scores[one] = {"rmse": {"value": float(np.sqrt(np.mean((values - LABELS) ** 2)))}, "spearman": {"value": rho}}
     verdict = {"comparison": {"metric": "rmse"}}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import find_batch_size
+from datasets import Dataset
 from labelled_rows import make_labelled, make_trainer
 from tiny_affinity import make_model
 from tiny_encoders import packed
@@ -202,7 +203,7 @@ def test_encoders_without_a_table_of_positions_read_longer_ones_as_they_are(demo
         build_collator(make_model([bert]), DataArguments(), 3000)
 
 
-def test_the_cost_is_said_and_what_a_dry_run_counts_is_what_a_batch_holds(residues):
+def test_the_cost_is_said_and_what_a_dry_run_counts_is_what_a_batch_holds(residues, monkeypatch):
     model, collator = residues
     rows = [{"chain": LONG}, {"chain": FULL}, {"chain": FULL}, {"chain": SHORT}]
     report = check_inputs(collator, {"train": rows})["chain"]
@@ -210,6 +211,8 @@ def test_the_cost_is_said_and_what_a_dry_run_counts_is_what_a_batch_holds(residu
     assert report["windows"].endswith("overlap by 2 residues or more, 19.44% more residues in all.")
     assert "1 of 3 sequences (1 of 4 rows)" in report["windows"]
     assert "cut" not in report
+    monkeypatch.setattr("hf_ext.data.columns.BLOCK_ROWS", 1)
+    assert check_inputs(collator, {"train": Dataset.from_list(rows)})["chain"] == report
     lengths = read_lengths({"train": rows}, {"chain": ["chain"]}, {"chain": Limit(8, 2)})
     assert (lengths.windows, lengths.most_windows, lengths.longest) == ({"chain": 1.5}, {"chain": 3}, {"chain": 10})
     assert lengths.mean["chain"] * 1.5 * 4 == pytest.approx(collator.count_tokens(rows).sum())

@@ -30,7 +30,9 @@ def own_words(folder: Path, encoder: str, words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_label_is_predicted_by_folds_and_by_the_mean_of_their_models(kind, tmp_path, demo_encoders):
+def test_each_kind_of_label_is_predicted_by_folds_and_by_the_mean_of_their_models(
+    kind, tmp_path, demo_encoders, monkeypatch
+):
     make_table(kind, tmp_path / "rows.csv")
     words = own_words(tmp_path, demo_encoders[1], f"{QUICK_KINDS} {KINDS[kind]} --num_train_epochs 3 --output_dir")
     results = TASK.main([*words, str(tmp_path / "out"), "--folds", "3", "--num_seeds", "2"])
@@ -48,6 +50,12 @@ def test_each_kind_of_label_is_predicted_by_folds_and_by_the_mean_of_their_model
     asked = ["--model", str(tmp_path / "out"), "--dataset_name", str(tmp_path / "rows.csv"), "--output"]
     predict.main([*asked, str(tmp_path / "new.csv"), "--use_cpu", "true", "--embedding_cache_dir", f"{tmp_path}/cache"])
     new = pd.read_csv(tmp_path / "new.csv")
+    monkeypatch.setattr("hf_ext.data.columns.BLOCK_ROWS", 100)  # of 240
+    predict.main([*asked, str(tmp_path / "blocks.csv"), "--use_cpu", "true", "--embedding_cache_dir", f"{tmp_path}/b"])
+    blocks = pd.read_csv(tmp_path / "blocks.csv")
+    assert [*blocks] == [*new]
+    assert np.mean(blocks[new.columns[-1]] == new[new.columns[-1]]) > 0.98 or kind != "residues"
+    assert all(np.allclose(blocks[name], new[name], atol=1e-4) for name in new.select_dtypes("number"))
     rows = pd.read_csv(tmp_path / "rows.csv", dtype=str)[["sequence"]]
     predicted = AffinityPredictor.from_pretrained(tmp_path / "out", device="cpu").predict(rows)
     if kind == "classes":
@@ -57,7 +65,7 @@ def test_each_kind_of_label_is_predicted_by_folds_and_by_the_mean_of_their_model
 
 
 @pytest.mark.parametrize("words", ["--use_peft true", "--tower_training full"])
-def test_models_of_several_seeds_that_were_fine_tuned_predict_their_mean(words, tmp_path, demo_encoders):
+def test_models_of_several_seeds_that_were_fine_tuned_predict_their_mean(words, tmp_path, demo_encoders, monkeypatch):
     make_rows().to_csv(tmp_path / "rows.csv", index=False)
     given = own_words(tmp_path, demo_encoders[1], f"{QUICK} {words} --num_seeds 2 --output_dir {tmp_path}/out")
     results = TASK.main(given)
@@ -69,6 +77,10 @@ def test_models_of_several_seeds_that_were_fine_tuned_predict_their_mean(words, 
     predictor = AffinityPredictor.from_pretrained(tmp_path / "out")
     predicted = predictor.predict(found[["sequence"]])
     assert np.allclose(predicted, found["prediction"], atol=0.01)  # encoders may have trained in half precision
+    asked = ["--model", str(tmp_path / "out"), "--dataset_name", str(tmp_path / "rows.csv"), "--use_cpu", "true"]
+    monkeypatch.setattr("hf_ext.data.columns.BLOCK_ROWS", 50)
+    written = pd.read_csv(predict.main([*asked, "--output", str(tmp_path / "new.csv")]))
+    assert np.allclose(written["prediction"], predictor.predict(written[["sequence"]]), atol=1e-3)
 
 
 def test_a_final_model_of_all_rows_predicts_and_is_not_scored(tmp_path, demo_encoders):

@@ -5,11 +5,14 @@ import importlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from hf_ext.errors import ArgumentError, DataError
+from hf_ext.property import write_predictions
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = "note,antigen,pKd,heavy,light,label\n"
@@ -96,8 +99,48 @@ def test_rows_that_are_left_out_take_their_values_along(predict, table):
     assert [(row[0], row[6]) for row in rows] == [("a, b", "2"), ("", "4")]
 
 
-def test_files_of_a_folder_follow_each_other_with_the_columns_of_both(predict, demo_rows, tmp_path):
+def test_in_blocks_rows_left_out_refusals_and_predictions_are_those_of_the_whole_table(predict, demo_rows, monkeypatch):
+    chains = [*zip(*(demo_rows[name][:7] for name in ("heavy", "light", "antigen")))]
+    lines = [f"n{i},{','.join(row)}" for i, row in enumerate([*chains, chains[1]])]
+    for bad in (2, 5):
+        lines[bad] = lines[bad].replace(",", ",?", 1)
+    Path("in.csv").write_text("\n".join(["name,heavy,light,antigen", *lines]) + "\n")
+    words = ("in.csv", "--bad_rows", "drop")
+    header, whole = predict(*words)
+    rejected = Path("predictions.rejected_rows.csv").read_text()
+    monkeypatch.setattr("hf_ext.data.columns.BLOCK_ROWS", 2)
+    again, rows = predict(*words, "--embedding_cache_dir", "other")
+    assert (again, [row[:-1] for row in rows]) == (header, [row[:-1] for row in whole])
+    assert [float(row[-1]) for row in rows] == pytest.approx([float(row[-1]) for row in whole], rel=1e-5)
+    assert len({row[-1] for row in rows}) > 3
+    assert Path("predictions.rejected_rows.csv").read_text() == rejected
+    with pytest.raises(DataError, match="2 values cannot be used"):
+        predict("in.csv")
+    monkeypatch.setattr("hf_ext.finished.prediction.iter_blocks", lambda table: [table.select(range(1, 6))])
+    assert [row[:-1] for row in predict(*words)[1]] != [row[:-1] for row in whole]
+
+
+def test_blocks_are_written_as_they_come_and_the_file_appears_with_the_last(tmp_path):
+    path = tmp_path / "out.csv"
+    sizes = []
+
+    def blocks(*starts):
+        for start in starts:
+            sizes.append(sum(one.stat().st_size for one in tmp_path.iterdir()))
+            assert not path.exists()
+            yield Dataset.from_dict({"source_row": range(start, start + 3000)}), {"prediction": np.zeros(3000)}, None
+
+    with pytest.raises(TypeError):
+        write_predictions(path, blocks(0, 3000, "late"))
+    assert not [*tmp_path.iterdir()]
+    assert write_predictions(path, blocks(0, 3000, 6000)) == 9000
+    assert 0 == sizes[-3] < sizes[-2] < sizes[-1]
+    assert path.read_text().split() == ["source_row,prediction", *(f"{i},0.0" for i in range(9000))]
+
+
+def test_files_of_a_folder_follow_each_other_with_the_columns_of_both(predict, demo_rows, tmp_path, monkeypatch):
     """Row numbers begin anew in each file: a value never goes to the row of that number in another file."""
+    monkeypatch.setattr("hf_ext.data.columns.BLOCK_ROWS", 1)
     folder = tmp_path / "parts"
     folder.mkdir()
     chains = {name: demo_rows[name][:4] for name in ("heavy", "light", "antigen")}

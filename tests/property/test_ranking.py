@@ -93,7 +93,7 @@ def predict(folders, demo_rows, tmp_path, monkeypatch):
     return call
 
 
-def test_the_file_holds_the_batch_in_order_with_all_its_columns(predict):
+def test_the_file_holds_the_batch_in_order_with_all_its_columns(predict, monkeypatch):
     everything = predict()
     expected = {row["name"]: float(row["prediction"]) + 2 * float(row["prediction_std"]) for row in everything}
     best = sorted(expected, key=lambda name: -expected[name])[:4]
@@ -103,6 +103,8 @@ def test_the_file_holds_the_batch_in_order_with_all_its_columns(predict):
     assert [row["rank"] for row in rows] == ["1", "2", "3", "4"]
     assert [int(row["source_row"]) for row in rows] == [int(name[1:]) + 2 for name in best]
     np.testing.assert_allclose([float(row["acquisition"]) for row in rows], [expected[n] for n in best], rtol=1e-5)
+    monkeypatch.setattr("hf_ext.data.columns.BLOCK_ROWS", 5)
+    assert [row["name"] for row in predict("--rank", "4", "--beta", "2")] == best
     greedy = [row["name"] for row in predict("--rank", "12", "--by", "greedy", "--diverse")]
     assert len({*greedy}) == 12
     assert greedy[0] == max(everything, key=lambda row: float(row["prediction"]))["name"]

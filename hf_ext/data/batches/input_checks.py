@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import islice
-from operator import itemgetter
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ from ...errors import DataError
 from ...files import Facts, Json
 from ...labels import list_some
 from ..arguments import NUMBERS
-from ..columns import read_columns
-from .tokenization import NO_LIMIT
+from ..columns import iter_blocks, read_columns
+from .tokenization import NO_LIMIT, count_letters
 from .windows import limit_of
 
 STREAM_CHECK_ROWS = 1000
@@ -43,36 +41,46 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
     numbers = getattr(collator, NUMBERS, None)
     report = numbers.check(splits, source) if numbers else {}
     for name, columns in collator.columns.items():
-        counts = Counter(row for split in splits.values() for row in read_columns(split, columns, STREAM_CHECK_ROWS))
         tokenizer = collator.tokenizers[name]
-        unknown = tokenizer.check_contract([chain for row in counts for chain in row], name)
-        lengths = {row: sum(map(len, row)) for row in counts}
+        keys: list[int] = []  # of rows: the text of all of them is not held
+        lengths: list[int] = []
+        letters = np.zeros(256, np.int64)
+        longest: tuple[int, Any] = (0, ())
+        for block in chain(*(iter_blocks(_take(split)) for split in splits.values())):
+            rows = read_columns(block, columns)
+            keys += map(hash, rows)
+            counted = [sum(map(len, row)) for row in rows]
+            lengths += counted
+            letters += count_letters(chain(*{*rows}))
+            longest = max([longest, *zip(counted, rows)])
+        unknown = tokenizer.check_contract(letters, name)
         exact = getattr(collator, "num_residues", None)
-        if exact and {*lengths.values()} != {exact}:
+        if exact and {*lengths} != {exact}:
             listed = _list_rows(splits, columns, exact.__ne__, "of another length")
             raise DataError(
                 f"Input '{name}': variants of {exact:,} residues, by substitutions alone.\n{source or 'The data'}: "
                 f"{listed}. Leave them out."
             )
         limit = tokenizer.max_residues or NO_LIMIT
-        above = {row: length for row, length in lengths.items() if length > limit}
-        report[name] = {"unknown_share": unknown, "longest": max(lengths.values())}
-        if above:
+        sizes = np.array(lengths)
+        is_above = sizes > limit
+        report[name] = {"unknown_share": unknown, "longest": max(lengths)}
+        if is_above.any():
             try:
-                collator.encode(name, *zip(max(above.items(), key=itemgetter(1))[0]))  # raises unless allowed
+                collator.encode(name, *zip(longest[1]))  # raises unless allowed
             except DataError as error:
                 listed = _list_rows(splits, columns, limit.__lt__, "too long")
                 raise DataError(
                     f"{error}\n{source or 'The data'}: {listed}. Or leave them out: --too_long error --max_residues N "
                     "--bad_rows drop, N per column."
                 ) from error
-            read, _ = limit_of(collator, name).reads(np.array([*above.values()]))
-            more = sum((num - length) * counts[row] for num, (row, length) in zip(read.tolist(), above.items()))
-            share = abs(more) / sum(length * counts[row] for row, length in lengths.items())
-            rows = f"{sum(counts[row] for row in above):,} of {counts.total():,} rows"
+            read, _ = limit_of(collator, name).reads(sizes[is_above])
+            more = read.sum() - sizes[is_above].sum()
+            share = abs(more) / sizes.sum()
+            distinct = dict(zip(keys, is_above))
             told = (
-                f"longer than the {limit:,} residues that {tokenizer.limited_by}: {len(above):,} of {len(counts):,} "
-                f"sequences ({rows})."
+                f"longer than the {limit:,} residues that {tokenizer.limited_by}: {sum(distinct.values()):,} of "
+                f"{len(distinct):,} sequences ({is_above.sum():,} of {len(keys):,} rows)."
             )
             overlap = limit_of(collator, name).overlap
             if overlap is not None:
@@ -97,10 +105,13 @@ def _list_rows(
     """Lists rows whose number of residues `is_listed`: how many are `what`, and the first ones."""
     found = []
     for split_name, split in splits.items():
-        rows = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(_take(split), 1):
             length = sum(len(row[column]) for column in columns)
             if is_listed(length):
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
     total = f"{len(found):,} row{'s are' if len(found) > 1 else ' is'}"
     return f"{total} {what}: {list_some(found, MAX_LISTED)}"
+
+
+def _take(split: Any) -> Any:
+    return split if hasattr(split, "__len__") else [*islice(split, STREAM_CHECK_ROWS)]

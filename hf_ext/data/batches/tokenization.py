@@ -134,13 +134,12 @@ class ResidueTokenizer:
             made["token_type_ids"] = is_second.astype(np.int64)
         return {name: torch.from_numpy(values) for name, values in made.items()}
 
-    def check_contract(self, sequences: Sequence[str], column: str) -> float:
-        """Refuses data that this vocabulary cannot express; returns the fraction of unknown residues.
+    def check_contract(self, counts: np.ndarray, column: str) -> float:
+        """Refuses data of which `count_letters` found these; returns the fraction of unknown residues.
 
         Raises:
             DataError: more than 1 % of the residues become the unknown token.
         """
-        counts = np.bincount(_bytes_of(sequences), minlength=256)
         unknown = np.flatnonzero((self.table == self.tokenizer.unk_token_id) & (counts > 0))
         fraction = float(counts[unknown].sum() / max(1, counts.sum()))
         if fraction > MAX_UNKNOWN_FRACTION:
@@ -157,6 +156,11 @@ class ResidueTokenizer:
         template = [self.template.prefix, self.template.between, self.template.suffix]
         facts = json.dumps([self.table.tolist(), template, self.pad_token_id, self.num_chains])
         return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def count_letters(sequences: Iterable[str]) -> np.ndarray:
+    """Counts how often each letter occurs, (256,), by its number in ASCII. Cost: 10 bytes of memory a letter."""
+    return np.bincount(_bytes_of(sequences), minlength=256)
 
 
 def _bytes_of(sequences: Iterable[str]) -> np.ndarray:
