@@ -17,23 +17,23 @@ from hf_ext.trainer import FastTrainer
 BUDGET = {
     ".": (1736, 14),
     "arguments": (675, 7),
-    "baselines": (988, 9),
+    "baselines": (987, 9),
     "checkpoints": (1382, 11),
     "comparing": (906, 8),
-    "data": (3735, 32),
+    "data": (3759, 32),
     "doctor": (790, 7),
     "embeddings": (582, 6),
     "evaluation": (2270, 21),
-    "finished": (1304, 14),
+    "finished": (1323, 14),
     "generation": (2013, 18),
     "heads": (1182, 11),
     "hub": (214, 4),
-    "labels": (1738, 14),
+    "labels": (1740, 14),
     "masked_lm": (507, 7),
     "memory": (629, 7),
     "models": (3508, 33),
     "processes": (219, 4),
-    "property": (2329, 17),
+    "property": (2324, 17),
     "reporting": (2126, 14),
     "saving": (748, 6),
     "speedups": (1972, 18),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 326_560, 9.44
+TOKENS, TOKENS_PER_LINE = 326_980, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def predict_table(
         log.info(line)
     if own.rank is not None and own.rank > len(rows):
         raise ArgumentError(f"--rank {own.rank}: there are {len(rows):,} rows. Ask for so many at most.")
-    found: Any = _predict_blocks(own, [folder, *others], model, collator, args, loaded)
+    found: Iterable[tuple[Any, Columns, Any]] = _predict_blocks(own, [folder, *others], model, collator, args, loaded)
     if own.rank is not None:
         every = [columns for _, columns, _ in found]
         columns = {name: np.concatenate([one[name] for one in every]) for name in every[0]}

@@ -212,12 +212,10 @@ def score_rows(
     predictors = compared.predictors
     predictions = predictors[MODEL]
     labels = compared.labels
-    group_names = None
-    if group_column and metrics.of_groups:
-        group_names = read_column(rows, group_column)
+    group_names = read_column(rows, group_column) if group_column and metrics.of_groups else None
     bounds = read_bounds(rows)
-    row_metrics = RowMetrics(compared.threshold, kind=kind)
-    metric = verdict_metric(args, row_metrics) or ("spearman" if is_scale_free else "rmse")
+    asked = verdict_metric(args, RowMetrics(compared.threshold, kind=kind))
+    metric = asked or ("spearman" if is_scale_free else "rmse")
     how = {"bounds": bounds, "metric": metric, **compared.options}
     scores = compared.score(group_names)  # before the verdict: all metrics of all predictors on one set of draws
     verdict = judge(labels, compared.rows, is_scale_free=is_scale_free, **how)
