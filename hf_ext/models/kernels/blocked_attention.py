@@ -106,7 +106,7 @@ def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[
         for block in blocks:
             into = output[block]
             weights = scratch[: len(into)]
-            inverse = _exponentials(query[block], key[block], weights, torch.float32 if keep else None)
+            inverse = _exponentials(query[block], key[block], weights, keep)
             if keep:
                 torch.bmm(torch.mul(weights, inverse, out=kept[block]), value[block], out=into)
             else:  # fewer numbers to divide
@@ -162,14 +162,14 @@ def _blocks(query: Tensor, key: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 
-def _exponentials(query: Tensor, key: Tensor, out: Tensor, dtype: Any = torch.float32) -> Tensor:
+def _exponentials(query: Tensor, key: Tensor, out: Tensor, exact: bool = True) -> Tensor:
     """Writes exp(q k^T) to `out`; one over the sums of its rows, (n, tokens, 1), float32: their product is the softmax.
 
     Without the largest score taken away, which saves passes over them. Where scores are too large or too small for
-    that, torch's softmax computes them. Without `dtype` sums are rounded to that of `out`, which saves a pass in bf16.
+    that, torch's softmax computes them. Sums that need not be `exact` are rounded as `out` is: in bf16 a pass less.
     """
     torch.bmm(query, key.transpose(1, 2), out=out)
-    sums = out.exp_().sum(-1, keepdim=True, dtype=dtype).float()
+    sums = out.exp_().sum(-1, keepdim=True, dtype=torch.float32 if exact else None).float()
     smallest, largest = sums.aminmax()
     if not (smallest > 1 / FAR and largest < FAR):  # nor with NaN
         out.copy_(torch.bmm(query, key.transpose(1, 2)).softmax(-1, dtype=torch.float32))
