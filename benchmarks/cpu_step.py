@@ -34,7 +34,7 @@ RESULT = Path(__file__).resolve().parent / "results" / "cpu_step.json"
 BATCHES = {"16 x 107-630": (16, 107, 630), "64 x 40-200": (64, 40, 200)}
 SIDES = ("all", "without fused_qkv", "without cpu_memory")
 STEPS = 3  # whose median counts
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 
 
 def make_batch(number: int, shortest: int, longest: int) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1736, 14),
+    ".": (1738, 14),
     "arguments": (675, 7),
     "baselines": (987, 9),
     "checkpoints": (1382, 11),
@@ -31,19 +31,19 @@ BUDGET = {
     "labels": (1740, 14),
     "masked_lm": (507, 7),
     "memory": (629, 7),
-    "models": (3508, 33),
+    "models": (3505, 33),
     "processes": (219, 4),
     "property": (2324, 17),
     "reporting": (2126, 14),
     "saving": (748, 6),
-    "speedups": (1972, 18),
+    "speedups": (1990, 18),
     "tasks": (472, 5),
     "text": (313, 4),
     "training": (2289, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 326_980, 9.44
+TOKENS, TOKENS_PER_LINE = 327_280, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

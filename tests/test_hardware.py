@@ -151,3 +151,13 @@ def test_this_machine_is_detected_and_a_device_that_is_not_here_is_refused():
     for device in ("cuda:7", "xpu", "quantum"):
         with pytest.raises(ArgumentError, match=device):
             detect_hardware(device)
+
+
+@pytest.mark.parametrize(
+    ("limit", "has_bf16"),
+    [("AVX512_CORE", False), ("avx2", False), ("AVX512_CORE_BF16", True), ("AVX10_1_512_AMX", True), ("", True)],
+)
+def test_a_limit_on_instructions_of_onednn_takes_bf16_away(monkeypatch, limit, has_bf16):
+    monkeypatch.setattr(hardware, "_cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert hardware.detect_hardware("cpu").native_bf16 == has_bf16

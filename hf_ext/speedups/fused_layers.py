@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -55,6 +55,8 @@ class FusedGelu(FusesEsm):
     four times the hidden width per operation; torch's own GELU is the same function in one pass, and in training it
     keeps one of those intermediates instead of four. A comment in transformers warns that torch's GELU gave slightly
     other results; on ESM-2 8M in float32 the last hidden states differ by 6e-6 at most.
+    On CPUs under bf16 autocast, where no gradient is kept, one operation of oneDNN has product, bias and GELU, rounded
+    once; `fused_qkv` has its product by it too. It is tried on small numbers first; else torch's own compute.
     Remove when `EsmIntermediate` calls `torch.functional.gelu` (modeling_esm.py, transformers 5.24).
     """
 
@@ -81,8 +83,33 @@ def fuse_gelu(model: nn.Module) -> int:
     return len(layers)
 
 
-def _gelu_forward(layer: EsmIntermediate, hidden_states: Tensor) -> Tensor:
-    return functional.gelu(layer.dense(hidden_states))
+def _gelu_forward(layer: Any, hidden_states: Tensor) -> Tensor:
+    dense = layer.dense
+    if _are_plain([dense]):
+        return _linear(hidden_states, dense.weight, dense.bias, "gelu")
+    return functional.gelu(dense(hidden_states))
+
+
+def _linear(states: Tensor, weight: Tensor, bias: Tensor, then: str = "none") -> Tensor:
+    """Computes a product with a bias, and torch's GELU where `then` is "gelu"; by oneDNN's operation where it may."""
+    is_half = states.is_cpu and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    # torch's compiler takes the operation with constant weights only; autocast leaves float64 alone.
+    is_other = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.dtype == torch.float64
+    if is_half and not is_other and _has_operation():
+        return torch.ops.mkldnn._linear_pointwise(*map(Tensor.bfloat16, (states, weight, bias)), then, [], "none")
+    output = functional.linear(states, weight, bias)
+    return functional.gelu(output) if then == "gelu" else output
+
+
+@cache
+def _has_operation() -> bool:
+    """Tells whether torch has that private operation, it runs on this CPU, and computes small numbers as it should."""
+    x = torch.ones(16, 16).tril().bfloat16()
+    try:
+        found = torch.ops.mkldnn._linear_pointwise(x, x, x[0], "gelu", [], "none")
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(found, functional.gelu(functional.linear(x, x, x[0])), 0.02)
 
 
 class FusedQkv(FusesEsm):
@@ -147,7 +174,7 @@ def _attention_forward(
     size = layer.attention_head_size
     # Side by side, queries and keys interleaved: (..., width) -> (..., 3 * width).
     weight, bias = (_join([getattr(part, name) for part in parts], heads) for name in ("weight", "bias"))
-    joined = functional.linear(hidden_states, weight, bias).unflatten(-1, (3, heads, size))
+    joined = _linear(hidden_states, weight, bias).unflatten(-1, (3, heads, size))
     rotated, value = joined.split([2, 1], -3)
     cos, sin = (part[..., None, : size // 2].float() for part in position_embeddings)
     turn = torch.complex(cos, sin)

@@ -106,7 +106,7 @@ def _blocked_op(query: Tensor, key: Tensor, value: Tensor, keep: bool) -> tuple[
         for block in blocks:
             into = output[block]
             weights = scratch[: len(into)]
-            inverse = _exponentials(query[block], key[block], weights)
+            inverse = _exponentials(query[block], key[block], weights, keep)
             if keep:
                 torch.bmm(torch.mul(weights, inverse, out=kept[block]), value[block], out=into)
             else:  # fewer numbers to divide
@@ -162,14 +162,14 @@ def _blocks(query: Tensor, key: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, len(query), size)]
 
 
-def _exponentials(query: Tensor, key: Tensor, out: Tensor) -> Tensor:
+def _exponentials(query: Tensor, key: Tensor, out: Tensor, exact: bool = True) -> Tensor:
     """Writes exp(q k^T) to `out`; one over the sums of its rows, (n, tokens, 1), float32: their product is the softmax.
 
     Without the largest score taken away, which saves passes over them. Where scores are too large or too small for
-    that, torch's softmax computes them.
+    that, torch's softmax computes them. Sums that need not be `exact` are rounded as `out` is: in bf16 a pass less.
     """
     torch.bmm(query, key.transpose(1, 2), out=out)
-    sums = out.exp_().sum(-1, keepdim=True, dtype=torch.float32)
+    sums = out.exp_().sum(-1, keepdim=True, dtype=torch.float32 if exact else None).float()
     smallest, largest = sums.aminmax()
     if not (smallest > 1 / FAR and largest < FAR):  # nor with NaN
         out.copy_(torch.bmm(query, key.transpose(1, 2)).softmax(-1, dtype=torch.float32))
@@ -186,20 +186,14 @@ def flop_counter() -> FlopCounterMode:
     products forward and backward, where model FLOPs utilisation counts 6.
     """
     aten = torch.ops.aten
-    formulas: dict[Any, Any] = {
-        aten._scaled_dot_product_flash_attention_for_cpu: _flop,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flop,
+    formulas = {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *x, **_: sdpa_backward_flop_count(*x[:4]),
         torch.ops.hf_ext.blocked_attention: _blocked_flop,  # its backward pass is made of products that are seen
+        # Not in every torch.
+        getattr(torch.ops.mkldnn, "_linear_pointwise", None): lambda x, w, *rest, **_: 2 * x.numel() * w[0],
     }
     return FlopCounterMode(display=False, custom_mapping=formulas)
-
-
-def _flop(*shapes: Any, **settings: object) -> int:
-    return sdpa_flop_count(*shapes[:3])
-
-
-def _backward_flop(*shapes: Any, **settings: object) -> int:
-    return sdpa_backward_flop_count(*shapes[:4])
 
 
 def _blocked_flop(*shapes: Any, **settings: object) -> int:
