@@ -86,11 +86,6 @@ class SeveralNumbers(Rows):
                 self._parts[name] = Regression(predicted[rows, j], measured[rows, j])
         self._take = {name: Once(partial(np.take, indices=rows, axis=1)) for name, rows in self._rows.items()}
 
-    def share_labels(self, other: Rows) -> None:
-        if isinstance(other, SeveralNumbers):
-            for name, part in self._parts.items():
-                part.share_labels(other._parts[name])
-
     def why_undefined(self, name: str) -> str | None:
         if not self._parts:
             return "no row has a known label"
