@@ -11,7 +11,6 @@ from hf_ext.errors import ArgumentError
 from hf_ext.hardware import describe_hardware, detect_hardware, known_hardware
 
 GIB = 2**30
-read_flags = hardware._cpu_flags
 
 
 @pytest.fixture
@@ -137,11 +136,11 @@ def test_the_cpu_is_recognised_by_its_instruction_flags(tmp_path, monkeypatch):
     ):
         cpuinfo = tmp_path / "cpuinfo"
         cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n", encoding="ascii")
-        seen = read_flags(cpuinfo)
-        monkeypatch.setattr(hardware, "_cpu_flags", lambda seen=seen: seen)
+        monkeypatch.setattr(hardware, "CPUINFO", cpuinfo)
         found = detect_hardware("cpu")
         assert (found.name, found.native_bf16, found.kind) == (name, bf16, "cpu")
-    assert read_flags(tmp_path / "missing") == frozenset()
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "missing")
+    assert detect_hardware("cpu").name == "cpu"
 
 
 def test_this_machine_is_detected_and_a_device_that_is_not_here_is_refused():

@@ -129,7 +129,7 @@ def test_a_drop_within_a_share_of_the_baselines_metric_is_judged_by_its_interval
 
 def test_a_limit_that_is_no_number_is_refused_before_the_first_run(tmp_path) -> None:
     for limit in ("three", "3%%", "%", "nan", "inf%"):
-        with pytest.raises(ArgumentError, match="--max_metric_drop"):
+        with pytest.raises(ArgumentError, match="max_metric_drop"):
             commands.compare(["--output_dir", str(tmp_path / "x"), "--max_metric_drop", limit])
     assert not (tmp_path / "x").exists()
 
