@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STATUS_FILE = "HF_EXT_STATUS_FILE"  # names a file for the statuses of processes, which launchers do not pass on
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 # RuntimeErrors of allocators (CUDA, HIP, XPU, MPS, the CPU's on each system) and of libraries that allocate.
 # Triton's "out of resource: shared memory" is none: no memory would help.
 _OUT_OF_MEMORY = re.compile(

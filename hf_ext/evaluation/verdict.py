@@ -96,7 +96,7 @@ def judge_pair(
     """Decides by a paired bootstrap whether the later of two models, of which neither is trivial, is better.
 
     Args:
-        labels, before, after: (n,) numbers, row by row; of another `kind` as `rows_for` takes them.
+        labels, before, after: (n,) numbers, row by row; of another `kind` as `rows_for` takes them, but not as rows.
         names: what to call both.
         metric, kind: as in `compare_paired`.
         options: as in `judge`.

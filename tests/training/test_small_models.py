@@ -17,9 +17,9 @@ class Perceptron(nn.Sequential):
         return {"loss": nn.functional.mse_loss(super().forward(inputs)[:, 0], labels)}
 
 
-def make(folder, **given) -> FastTrainer:
+def make(folder, model=None, **given) -> FastTrainer:
     rows = [{"inputs": torch.randn(100), "labels": torch.randn(())} for _ in range(8)]
-    model = Perceptron(nn.Linear(100, 100), nn.GELU(), nn.Linear(100, 1))
+    model = model or Perceptron(nn.Linear(100, 100), nn.GELU(), nn.Linear(100, 1))
     return FastTrainer(model, make_args(folder, **given), train_dataset=rows)
 
 
@@ -29,8 +29,12 @@ def test_few_products_are_left_alone_on_a_cpu_unless_asked_for(tmp_path, monkeyp
     cases = ({}, {"per_device_train_batch_size": 500}, {"bf16": True})
     plans = [make(tmp_path, speedups=["precision", "cpu_matmul"], **given).plan for given in cases]
     assert [plan["precision"].status for plan in plans] == ["skipped", "applied", "applied"]
-    for name in ("precision", "cpu_matmul"):  # forward, 2 x (100 x 100 + 100) a row: 10.1 million for 500 of them
-        assert "a batch takes 0.081 MFLOP: below 8" in plans[0][name].reason
+    for name in ("precision", "cpu_matmul"):  # 100 x 100 + 100 + 100 + 1
+        assert "10,201 weights times 4 rows take 0.082 MFLOP: below 8" in plans[0][name].reason
+    for layer in (nn.LSTM(4, 8), nn.MultiheadAttention(8, 2), nn.Conv1d(4, 8, 3)):  # whose weights count often in a row
+        other = Perceptron(nn.Linear(100, 1))
+        other.layer = layer
+        assert make(tmp_path, other, speedups=["precision"]).plan["precision"].status == "applied"
 
 
 def test_a_step_searches_no_disk_and_keeps_no_random_states_in_vain(tmp_path, monkeypatch):
