@@ -23,27 +23,27 @@ BUDGET = {
     "data": (3759, 32),
     "doctor": (790, 7),
     "embeddings": (582, 6),
-    "evaluation": (2270, 21),
+    "evaluation": (2266, 21),
     "finished": (1323, 14),
     "generation": (2013, 18),
-    "heads": (1182, 11),
+    "heads": (1187, 11),
     "hub": (214, 4),
     "labels": (1740, 14),
     "masked_lm": (507, 7),
     "memory": (629, 7),
     "models": (3505, 33),
     "processes": (219, 4),
-    "property": (2324, 17),
+    "property": (2325, 17),
     "reporting": (2126, 14),
     "saving": (748, 6),
-    "speedups": (1990, 18),
+    "speedups": (1989, 18),
     "tasks": (472, 5),
     "text": (313, 4),
     "training": (2289, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_280, 9.44
+TOKENS, TOKENS_PER_LINE = 327_330, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

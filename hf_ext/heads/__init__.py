@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .intervals import describe_basis, fit_intervals, half_width, scales_help, score_intervals
     from .layers import choose_layers, describe_layers, find_known_layers, why_last
     from .likelihood import resolve_likelihood, set_wild_type
-    from .resolving import AUTO, StopUnused, may_stop, resolve_head
+    from .resolving import AUTO, StopIdle, may_stop, resolve_head
     from .spread import fit_spread, mix_spreads, require_spread, score_spread
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -26,6 +26,7 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
+IDLE_EPOCHS = 8  # the longest wait for a better one that paid was 6 (GB1)
 UNUSED_EPOCHS = 3  # of a network that neither predicts nor is kept
 MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
 
@@ -118,11 +119,17 @@ def _why_single(
     return why_not_fitted(args, training, is_stream)
 
 
-class StopUnused(TrainerCallback):
-    """Ends the training of a network after `UNUSED_EPOCHS`, because others predict, and the best of these is kept.
+class StopIdle(TrainerCallback):
+    """Ends the training of a network after `IDLE_EPOCHS` without a better score of validation rows.
 
     What it goes by is in the trainer's state, so that a continued run ends where it would have.
+
+    Args:
+        is_unused: others predict, and the best of these is kept: it ends after `UNUSED_EPOCHS`.
     """
+
+    def __init__(self, is_unused: bool) -> None:
+        self.is_unused = is_unused
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -136,7 +143,9 @@ class StopUnused(TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        if (state.epoch or 0.0) >= UNUSED_EPOCHS:
+        epochs = state.epoch or 0.0
+        until_best = epochs * (state.best_global_step or state.global_step) / max(1, state.global_step)
+        if epochs - until_best >= IDLE_EPOCHS or (self.is_unused and epochs >= UNUSED_EPOCHS):
             control.should_training_stop = True
 
 

@@ -20,7 +20,7 @@ from ..files import Json
 from ..hardware import detect_hardware
 from ..heads import (
     AUTO,
-    StopUnused,
+    StopIdle,
     calibrate,
     choose_layers,
     describe_ensemble,
@@ -177,13 +177,14 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         with beside_stock(run, model, collator) as scaler:  # what FastTrainer does before the first step
             scaler.train_dataset = data.splits["train"]
             scaler.fit_scaling()
+    is_frozen = {*model_args.tower_training} <= {"frozen"}
     return {
         "model": model,
         "data_collator": collator,
         "train_dataset": train_rows,
         "eval_dataset": data.splits["validation"],
         "compute_metrics": evaluated(run, kind),
-        "callbacks": [StopUnused()] if model_args.head == AUTO and may_stop(run.explicit) else [],
+        "callbacks": [StopIdle(model_args.head == AUTO)] if is_frozen and may_stop(run.explicit) else [],
     }
 
 

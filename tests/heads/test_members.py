@@ -12,7 +12,7 @@ from transformers import TrainerControl, TrainerState
 
 from hf_ext.data import RESIDUES, SequenceFeatures
 from hf_ext.errors import ArgumentError
-from hf_ext.heads import StopUnused, ensemble, may_stop, members
+from hf_ext.heads import StopIdle, ensemble, may_stop, members
 from hf_ext.models import (
     COMPARED,
     COUNTS,
@@ -131,12 +131,14 @@ def test_a_head_that_reads_residues_asks_for_them_and_what_no_member_reads_is_dr
 
 
 def test_an_unused_network_stops_after_three_epochs_unless_told_and_those_of_heads_after_eight_without_gain():
-    def stops(epoch):
+    def stops(is_unused, epoch, best_epoch=None):
         control = TrainerControl()
-        StopUnused().on_save(SimpleNamespace(), TrainerState(epoch=epoch), control)
+        steps = {"global_step": round(40 * (epoch or 0)), "best_global_step": best_epoch and 40 * best_epoch}
+        StopIdle(is_unused).on_save(SimpleNamespace(), TrainerState(epoch=epoch, **steps), control)
         return control.should_training_stop
 
-    assert [stops(None), stops(2.9), stops(3.0)] == [False, False, True]
+    assert [stops(True, None), stops(True, 2.9), stops(True, 3.0)] == [False, False, True]
+    assert [stops(False, 11.0, 4), stops(False, 12.0, 4), stops(False, 29.0)] == [False, True, False]
     assert may_stop({"seed", "learning_rate"})
     assert not any(may_stop({name}) for name in ("num_train_epochs", "max_steps", "early_stopping_patience"))
 
