@@ -36,14 +36,14 @@ BUDGET = {
     "property": (2325, 17),
     "reporting": (2126, 14),
     "saving": (748, 6),
-    "speedups": (1989, 18),
+    "speedups": (1990, 18),
     "tasks": (472, 5),
     "text": (313, 4),
     "training": (2289, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_330, 9.44
+TOKENS, TOKENS_PER_LINE = 327_350, 9.44
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -174,11 +174,15 @@ class Precision(Speedup):
 
 
 def _find_small(run: Run) -> Decision | None:
-    """Skips, on a CPU, where a batch takes few operations: of linear layers alone, by weights and rows."""
+    """Skips, on a CPU, where a batch takes few operations: of linear layers alone, by weights and rows.
+
+    Models with a configuration are larger: frozen encoders of ours are none of their modules.
+    """
     layers = [layer for layer in run.model.modules() if next(layer.parameters(recurse=False), None) is not None]
     weights = sum(parameter.numel() for parameter in run.model.parameters())
     flops = 2 * weights * run.args.train_batch_size
-    if run.args.device.type != "cpu" or flops > MIN_FLOPS or not all(isinstance(one, nn.Linear) for one in layers):
+    is_perceptron = not hasattr(run.model, "config") and all(isinstance(one, nn.Linear) for one in layers)
+    if run.args.device.type != "cpu" or flops > MIN_FLOPS or not is_perceptron:
         return None
     told = f"{weights:,} weights times {run.args.train_batch_size} rows take {flops / 1e6:.2g} MFLOP"
     return skipped(f"{told}: below {MIN_FLOPS / 1e6:g} it costs more than it saves")
