@@ -14,13 +14,13 @@ from ..hardware import detect_hardware
 from ..models import LINKS, AffinityModel, NetworkStack
 from ..training_args import FastTrainingArguments
 from .objectives import FloatArray, Folds, Objective
+from .resolving import IDLE_EPOCHS
 
 WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
 # Of many rows, fewer epochs leave the error as low as it was; of some thousand they leave it higher.
 MIN_EPOCHS = 12
 MAX_ROWS_READ = 400_000  # of all epochs, if these are more
-PATIENCE = 8  # epochs without a lower error, after which they end
 EVALUATED_ROWS = 2048  # at a time
 MIN_PRODUCTS = 2**22  # multiply-adds of a layer from which a step in bfloat16 takes less time
 
@@ -79,7 +79,7 @@ def train_networks(
         is_large = size * max(weight[0].numel() for weight in stack.weights) >= MIN_PRODUCTS
         is_fast = is_large and detect_hardware(inputs.device).native_bf16
         waited = 0
-        while waited < PATIENCE and epochs > 0:
+        while waited < IDLE_EPOCHS and epochs > 0:
             epochs -= 1
             waited += 1
             stack.train()

@@ -26,7 +26,7 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
-IDLE_EPOCHS = 8  # as `networks.PATIENCE`
+IDLE_EPOCHS = 8  # without a lower error, after which a network ends
 UNUSED_EPOCHS = 3  # of a network that neither predicts nor is kept
 MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
 
