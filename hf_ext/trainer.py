@@ -65,7 +65,7 @@ from .training import (
     find_own_loss,
     finish_optimizer,
     keep_from_workers,
-    naming_dead_workers,
+    name_dead_workers,
     plan_run,
     seed_process,
     take_rows,
@@ -230,7 +230,8 @@ class FastTrainer(Trainer):
             self._ext_parts.embedder.begin()  # while the encoders are in memory; scales are drawn from the tables
             find_batch_size(self, self._ext_planned, self._ext_parts.team, folder)
             with self._ext_around_training(folder):
-                output = train()
+                # Which hears of all that died, and not while all else is left.
+                output = name_dead_workers(train, self.checkpoints, self.args.dataloader_num_workers)
         except RunEnded:
             self._ext_parts.saver.finish_copies()
             raise
@@ -256,10 +257,7 @@ class FastTrainer(Trainer):
             # Accelerate 1.15 searches the disk for a package twice a step
             # (https://github.com/huggingface/accelerate/pull/2695). Remove when its optimizer searches once.
             around.enter_context(replaced(optimizer, is_lomo_available=cache(optimizer.is_lomo_available)))
-            with naming_dead_workers(
-                self.checkpoints, self.args.dataloader_num_workers
-            ):  # which hears of all that died, and not while all else is left
-                yield
+            yield
 
     # --- data -------------------------------------------------------------------------------------------------------
 
@@ -397,10 +395,9 @@ class FastTrainer(Trainer):
 
         With `eval_subset`, `dataloader` is of the subset, and all rows follow where due.
         """
-        with naming_dead_workers(self.checkpoints, self.args.dataloader_num_workers):
-            return self._ext_parts.evaluator.run(
-                dataloader, (description, prediction_loss_only, ignore_keys, metric_key_prefix)
-            )
+        given = description, prediction_loss_only, ignore_keys, metric_key_prefix
+        run = partial(self._ext_parts.evaluator.run, dataloader, given)
+        return name_dead_workers(run, self.checkpoints, self.args.dataloader_num_workers)
 
     def _ext_one_pass(self, loader: DataLoader, given: Given, compute_metrics: object) -> EvalLoopOutput:
         """Runs Trainer's loop."""

@@ -19,6 +19,6 @@ if TYPE_CHECKING:
     from .nan_guard import NanGuard
     from .optimizers import check_optimizer, finish_optimizer
     from .run_plan import PlannedRun, plan_run, seed_process
-    from .stop import Stopper, keep_from_workers, naming_dead_workers
+    from .stop import Stopper, keep_from_workers, name_dead_workers
 else:
     __getattr__, __dir__, __all__ = offer(__name__)

@@ -252,17 +252,19 @@ def keep_from_workers(loader: DataLoader) -> DataLoader:
 # --- data workers that die --------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[None]:
-    """Names a data worker that was killed, or whose process ended, in one error, however many did.
+def name_dead_workers(run: Callable[[], Any], store: CheckpointStore, num_workers: int) -> Any:
+    """Returns what `run` does; names data workers that were killed, or whose processes ended, in one error.
 
     Raises:
         DataWorkerDied: with what it died of, and where the run can go on.
     """
     try:
-        yield
+        return _hear_death(lambda: _hear_death(run))  # of workers of training, and of those of an evaluation
     except _BROKEN as error:
-        said = next(filter(None, (_DEATH.match(str(one)) for one in (error, *_hear_deaths()))), None)
+        raised: list[BaseException] = [error]
+        while (before := raised[-1].__context__) is not None:
+            raised.append(before)
+        said = next(filter(None, (_DEATH.match(str(one)) for one in raised)), None)
         # A worker that a fork server started is not a child, whose death torch would hear of: only its pipe breaks.
         place = traceback.extract_tb(error.__traceback__)[-1].filename
         if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
@@ -276,13 +278,14 @@ def naming_dead_workers(store: CheckpointStore, num_workers: int) -> Iterator[No
         ) from error
 
 
-def _hear_deaths() -> list[RuntimeError]:
-    """Waits half a second for what torch raises wherever it hears of a death: several workers may die at once."""
-    heard = []
-    end = time.monotonic() + 0.5
-    while (left_s := end - time.monotonic()) > 0:
-        try:
-            time.sleep(left_s)
-        except RuntimeError as error:
-            heard.append(error)
-    return heard
+def _hear_death(run: Callable[[], Any]) -> Any:
+    """Takes an error that torch raises, once per loader, in a signal handler, so between any two lines.
+
+    That comes just after a broken pipe. Waits a quarter of a second, so that nothing is raised where the run is left.
+    Not a context manager: whose `__exit__` is such a line.
+    """
+    try:
+        return run()
+    except _BROKEN:
+        time.sleep(0.25)
+        raise

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -25,6 +27,7 @@ from transformers import TrainerCallback
 
 from hf_ext.errors import ArgumentError, DataError, DataWorkerDied, NotFiniteError, StoppedForGood, TrainingStopped
 from hf_ext.trainer import FastTrainer
+from hf_ext.training import name_dead_workers
 from hf_ext.training_args import FastTrainingArguments
 
 ALONE = {"dataloader_num_workers": 0}
@@ -160,6 +163,29 @@ def test_a_killed_worker_is_named_with_the_checkpoint_from_which_the_same_comman
     assert re.match(r"DataLoader worker \(pid.* checkpoint-[24] is the last one saved, and valid\. .*--resume", text)
     assert "fewer than dataloader_num_workers=1" in text
     assert same(train(tmp_path / "killed", resume=True, rows=lambda table: more), whole)
+
+
+def test_deaths_that_torch_hears_of_between_any_two_lines_are_one_error():
+    left = []
+
+    def hear(*_):  # as torch does in a signal handler, once for each loader
+        if left:
+            raise RuntimeError(left.pop())
+
+    def run(after_us):
+        left[:] = ["DataLoader worker (pid 7) is killed by signal: Killed. "] * 2
+        signal.setitimer(signal.ITIMER_REAL, after_us / 1e6, 1e-4)
+        raise ConnectionResetError("its pipe broke")
+
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        for after_us in range(2, 200, 2):
+            with pytest.raises(DataWorkerDied, match=r"worker \(pid 7\) is killed by signal: Killed\. No checkpoint"):
+                name_dead_workers(partial(run, after_us), SimpleNamespace(checkpoints=list), 1)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(
