@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ..models import (
     NetworkStack,
 )
 from ..training_args import FastTrainingArguments
-from .networks import train_networks
+from .networks import side_by_side, train_networks
 from .objectives import FloatArray, Folds, Objective
 
 # Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
@@ -92,20 +92,21 @@ def fit_members(
             members += _fit_linear(ensemble, view, values.numpy(), objective, folds, rest)
     if objective.link == "identity":
         members += _fit_nearest(ensemble, views[DIRECTIONS], objective, folds, rest)
-    for form, view, rate, share in NETWORKS:
-        if form == PRODUCT and not ensemble.kept:
-            continue
-        layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
-        make: Callable[[], Any] = partial(
-            ensemble.make_stack,
-            view,
-            len(folds) * NUM_SEEDS,
-            layers,
-            form,
-            share * dropout,
-        )
-        stack, found = train_networks(make, views[view].to(args.device), objective, folds, args, rate)
-        kind = "products" if form == PRODUCT else "networks"
+    networks = []
+    with torch.random.fork_rng([]):
+        for form, view, rate, share in NETWORKS:
+            if form == PRODUCT and not ensemble.kept:
+                continue
+            layers = [PRODUCT_SIZE] if form == PRODUCT else sizes
+            torch.default_generator.manual_seed(args.seed)
+            number = len(folds) * NUM_SEEDS
+            stack = cast(NetworkStack, ensemble.make_stack(view, number, layers, form, share * dropout))
+            networks.append((view, rate, stack))
+    tasks = [
+        partial(train_networks, stack, views[view], objective, folds, args, rate) for view, rate, stack in networks
+    ]
+    for (view, rate, stack), found in zip(networks, side_by_side(tasks, args.device)):
+        kind = "products" if stack.form == PRODUCT else "networks"
         name = f"{kind} on {view}, rate {args.learning_rate * rate:.2g}, dropout {stack.dropout:g}"
         members.append(Member(name, view, found, stack))
     return members

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +19,8 @@ from ..training_args import FastTrainingArguments
 from .objectives import FloatArray, Folds, Objective
 from .resolving import IDLE_EPOCHS
 
+T = TypeVar("T")
+
 WARMUP = 0.05  # of the steps
 MIN_ROWS_PER_STEP = 32
 # Of many rows, fewer epochs leave the error as low as it was; of some thousand they leave it higher.
@@ -25,85 +30,111 @@ EVALUATED_ROWS = 2048  # at a time
 MIN_PRODUCTS = 2**22  # multiply-adds of a layer from which a step in bfloat16 takes less time
 
 
+def side_by_side(tasks: Sequence[Callable[[Event], T]], device: torch.device) -> list[T]:
+    """Calls tasks, several at a time on a CPU, each with its share of the threads; returns what they do, in order.
+
+    Small products of matrices keep one core busy, and not two. A task ends early when its event is set: where this is
+    interrupted.
+    """
+    stop = Event()
+    num_threads = torch.get_num_threads()
+    at_once = min(len(tasks), num_threads) if device.type == "cpu" else 1
+    if at_once < 2:
+        return [task(stop) for task in tasks]
+    try:
+        with ThreadPoolExecutor(at_once, "networks", torch.set_num_threads, (num_threads // at_once,)) as pool:
+            try:
+                return [*pool.map(lambda task: task(stop), tasks)]
+            except BaseException:
+                stop.set()
+                raise
+    finally:
+        torch.set_num_threads(num_threads)  # which is of the process, too
+
+
 def train_networks(
-    make: Callable[[], NetworkStack],
+    stack: NetworkStack,
     inputs: torch.Tensor,
     objective: Objective,
     folds: Folds,
     args: FastTrainingArguments,
     rate: float,
-) -> tuple[NetworkStack, FloatArray]:
+    stop: Event,
+) -> FloatArray:
     """Trains as many networks without the rows of each fold, all in one pass; of the epoch with the lowest error.
 
     That is the error of all folds together, by networks that have not seen them. Products of large steps
-    are in bfloat16 where that is native, weights and errors in float32. The global random state is as before.
+    are in bfloat16 where that is native, weights and errors in float32. Random numbers are its own.
 
     Args:
-        make: the networks of all folds, those of a fold together.
-        inputs: (n, d) float32, on the device that trains.
+        stack: the networks of all folds, those of a fold together; on the CPU before and after.
+        inputs: (n, d) float32.
         objective: of the n labels.
         folds: numbers of rows that are held out together.
-        args: epochs at most, rows per step, weight decay and seed.
+        args: device, epochs at most, rows per step, weight decay and seed.
         rate: factor of `args.learning_rate`.
+        stop: no epoch begins when it is set.
 
     Returns:
-        The networks, and `objective.entries` of the rows of all folds by the mean of those without them.
+        `objective.entries` of the rows of all folds by the mean of the networks without them.
     """
-    with torch.random.fork_rng([inputs.device] if inputs.device.type == "cuda" else []):
-        torch.manual_seed(args.seed)
-        stack = make().to(inputs.device)
-        held_out = np.concatenate(folds)
-        num_seeds = len(stack.weights[0]) // len(folds)
-        seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), fold)) for fold in folds]
-        fewest = min(map(len, seen))
-        size = min(
-            fewest,
-            max(
-                MIN_ROWS_PER_STEP,
-                args.train_batch_size * args.gradient_accumulation_steps,
-            ),
-        )
-        num_steps = fewest // size
-        asked = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
-        epochs = min(asked, max(MIN_EPOCHS, MAX_ROWS_READ // fewest))
-        groups = [
-            {"params": [*stack.weights], "weight_decay": args.weight_decay},
-            {"params": [*stack.biases], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
-        total = num_steps * epochs
-        schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), total)
-        lowest = math.inf
-        best = stack.state_dict()
-        scored = _score_unseen(stack, inputs, objective, folds)
-        is_large = size * max(weight[0].numel() for weight in stack.weights) >= MIN_PRODUCTS
-        is_fast = is_large and detect_hardware(inputs.device).native_bf16
-        waited = 0
-        while waited < IDLE_EPOCHS and epochs > 0:
-            epochs -= 1
-            waited += 1
-            stack.train()
-            orders = []
-            for rows in (rows for rows in seen for _ in range(num_seeds)):
-                order = torch.randperm(len(rows))
-                orders.append(rows[order[: num_steps * size]])
-            for chosen in torch.stack(orders).to(inputs.device).split(size, dim=1):
-                with torch.autocast(inputs.device.type, torch.bfloat16, is_fast):
-                    outputs = stack(inputs[chosen])
-                objective.loss(outputs.float(), chosen).backward()
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-            unseen = _score_unseen(stack, inputs, objective, folds)
-            error = float(objective.errors(unseen, held_out))
-            if error < lowest:
-                waited = 0
-                lowest = error
-                scored = unseen
-                best = {name: value.clone() for name, value in stack.state_dict().items()}
-        stack.load_state_dict(best)
-        stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
-        return stack, scored
+    device = torch.device(args.device)
+    inputs = inputs.to(device)
+    stack.to(device)
+    stack.generator = torch.Generator(device).manual_seed(args.seed)
+    held_out = np.concatenate(folds)
+    num_seeds = len(stack.weights[0]) // len(folds)
+    seen = [torch.from_numpy(np.setdiff1d(np.arange(len(inputs)), fold)) for fold in folds]
+    fewest = min(map(len, seen))
+    size = min(
+        fewest,
+        max(
+            MIN_ROWS_PER_STEP,
+            args.train_batch_size * args.gradient_accumulation_steps,
+        ),
+    )
+    num_steps = fewest // size
+    asked = math.ceil(args.max_steps / num_steps if args.max_steps > 0 else args.num_train_epochs)
+    epochs = min(asked, max(MIN_EPOCHS, MAX_ROWS_READ // fewest))
+    groups = [
+        {"params": [*stack.weights], "weight_decay": args.weight_decay},
+        {"params": [*stack.biases], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
+    total = num_steps * epochs
+    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), total)
+    lowest = math.inf
+    best = stack.state_dict()
+    scored = _score_unseen(stack, inputs, objective, folds)
+    is_large = size * max(weight[0].numel() for weight in stack.weights) >= MIN_PRODUCTS
+    is_fast = is_large and detect_hardware(device).native_bf16
+    waited = 0
+    while waited < IDLE_EPOCHS and epochs > 0 and not stop.is_set():
+        epochs -= 1
+        waited += 1
+        stack.train()
+        orders = []
+        for rows in (rows for rows in seen for _ in range(num_seeds)):
+            order = torch.randperm(len(rows), generator=stack.generator, device=device)
+            orders.append(rows.to(device)[order[: num_steps * size]])
+        for chosen in torch.stack(orders).split(size, dim=1):
+            with torch.autocast(device.type, torch.bfloat16, is_fast):
+                outputs = stack(inputs[chosen])
+            objective.loss(outputs.float(), chosen).backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        unseen = _score_unseen(stack, inputs, objective, folds)
+        error = float(objective.errors(unseen, held_out))
+        if error < lowest:
+            waited = 0
+            lowest = error
+            scored = unseen
+            best = {name: value.clone() for name, value in stack.state_dict().items()}
+    stack.load_state_dict(best)
+    stack.generator = None
+    stack.eval().cpu().scale_outputs(objective.scale, objective.shift)
+    return scored
 
 
 @torch.no_grad()

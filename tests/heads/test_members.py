@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_what_only_residues_know_is_found_by_them_and_nothing_in_shuffled_labels
 
     def weigh(labels, kind):
         objective = ensemble.OBJECTIVES["ridge"](labels, 1)
-        fitted = members.fit_members(made, views, objective, folds, [], 0.0, SimpleNamespace())
+        fitted = members.fit_members(made, views, objective, folds, [], 0.0, SimpleNamespace(device=torch.device("cpu")))
         chosen = [fitted[0], *(one for one in fitted if kind in one.name)]
         assert len(chosen) > 1
         scored = np.stack([one.scored for one in chosen])
@@ -151,11 +152,11 @@ def test_an_unused_network_stops_after_three_epochs_unless_told_and_those_of_hea
 
     objective = Counted(np.random.default_rng(0).normal(size=40))  # labels without meaning: the first are the best
     folds = ensemble.make_folds(32, 8, 320, None, 0)
-    make = partial(NetworkStack, len(folds), [(6, 8), (8, 1)])
+    stack = NetworkStack(len(folds), [(6, 8), (8, 1)])
     settings = {"train_batch_size": 32, "gradient_accumulation_steps": 1, "max_steps": -1, "num_train_epochs": 400}
-    args = SimpleNamespace(**settings, learning_rate=0.03, weight_decay=0.0, seed=0)
+    args = SimpleNamespace(**settings, learning_rate=0.03, weight_decay=0.0, seed=0, device="cpu")
     torch.manual_seed(0)
-    members.train_networks(make, torch.randn(40, 6), objective, folds, args, 1.0)
+    members.train_networks(stack, torch.randn(40, 6), objective, folds, args, 1.0, Event())
     assert 8 <= Counted.num_steps < 100  # of 400, one in each epoch
 
     inputs = torch.randn(40_000, 6)
@@ -163,8 +164,48 @@ def test_an_unused_network_stops_after_three_epochs_unless_told_and_those_of_hea
     folds = ensemble.make_folds(39_992, 8, 320, None, 0)
     args = SimpleNamespace(**{**vars(args), "train_batch_size": 39_992, "learning_rate": 1e-3})
     Counted.num_steps = 0
-    members.train_networks(make, inputs, objective, folds, args, 1.0)
+    members.train_networks(stack, inputs, objective, folds, args, 1.0, Event())
     assert Counted.num_steps == 12  # many rows are read twelve times
+
+
+def test_networks_trained_at_once_are_those_of_one_after_another(monkeypatch):
+    inputs = torch.randn(60, 6)
+    objective = ensemble.OBJECTIVES["ridge"](inputs[:, 0].double().numpy())
+    folds = ensemble.make_folds(50, 10, None, None, 0)
+    settings = {"train_batch_size": 32, "gradient_accumulation_steps": 1, "max_steps": -1, "num_train_epochs": 5}
+    args = SimpleNamespace(**settings, learning_rate=0.01, weight_decay=0.0, seed=0, device="cpu")
+
+    def train(num_threads):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+        torch.manual_seed(0)
+        stacks = [NetworkStack(len(folds), [(6, 8), (8, 1)], 0.5) for _ in range(4)]
+        tasks = [partial(members.train_networks, one, inputs, objective, folds, args, 1.0) for one in stacks]
+        return np.stack(members.side_by_side(tasks, torch.device("cpu"))), torch.rand(1)
+
+    before = torch.get_num_threads()
+    (alone, after_alone), (at_once, after_at_once) = train(1), train(4)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(alone, at_once)
+    assert len({one.tobytes() for one in alone}) == 4  # each began with other weights
+    assert after_alone == after_at_once  # torch's own random numbers are not drawn
+    torch.set_num_threads(before)
+
+
+def test_an_interrupt_ends_networks_that_train():
+    def interrupt(stop):
+        raise KeyboardInterrupt
+
+    def wait(stop):
+        assert stop.wait(60)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            members.side_by_side([interrupt, wait, wait], torch.device("cpu"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_head_that_adopts_a_network_predicts_what_that_does(demo_encoders):

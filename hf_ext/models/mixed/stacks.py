@@ -34,6 +34,7 @@ class NetworkStack(nn.Module):
     """
 
     form: ClassVar[str] = PERCEPTRON
+    generator: torch.Generator | None = None  # of dropout; None: torch's own
 
     def __init__(self, number: int, shapes: Iterable[tuple[int, int]], dropout: float = 0.0):
         super().__init__()
@@ -69,9 +70,16 @@ class NetworkStack(nn.Module):
             if i > 0:
                 states = nn.functional.layer_norm(states, states.shape[-1:])
             states = nn.functional.gelu(torch.baddbmm(bias, states, weight))
-            states = nn.functional.dropout(states, self.dropout, self.training)
+            states = self.drop(states)
         weight, bias = layers[-1]
         return torch.baddbmm(bias, states, weight)
+
+    def drop(self, states: torch.Tensor) -> torch.Tensor:
+        """Does to states in training what `nn.Dropout` does, by random numbers of this stack alone."""
+        if not self.training or self.dropout == 0:
+            return states
+        kept = torch.empty_like(states).bernoulli_(1 - self.dropout, generator=self.generator)
+        return states * kept.div_(1 - self.dropout)
 
     @torch.no_grad()
     def scale_outputs(self, factor: float, shift: float = 0.0) -> None:
@@ -127,7 +135,7 @@ class ProductStack(NetworkStack):
         *projected, hidden = [torch.baddbmm(bias, states, weight) for states, weight, bias in given]
         products = [one * other for one, other in combinations(projected, 2)]
         states = torch.cat([*products, nn.functional.gelu(hidden)], dim=-1)
-        states = nn.functional.dropout(states, self.dropout, self.training)
+        states = self.drop(states)
         return torch.baddbmm(self.biases[-1], states, self.weights[-1])
 
 
