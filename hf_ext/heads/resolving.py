@@ -26,6 +26,7 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
+RESIDUE_SIZES = (256,)  # of the network for residues of frozen encoders, whose rows are hundreds of times as many
 IDLE_EPOCHS = 8  # without a lower error, after which a network ends
 UNUSED_EPOCHS = 3  # of a network that neither predicts nor is kept
 MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
@@ -69,6 +70,8 @@ def resolve_head(
         return f"Head: one {args.head}, begun from the network of {args.init_head_from}; it is not mixed with others."
     if reason := _why_single(args, training, is_stream, kind):
         args.head = PLAIN
+        if kind.per_residue and not args.trains_encoders:
+            args.head_sizes = [*RESIDUE_SIZES]
         return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
     args.head_sizes = [*SIZES]
     if "head_dropout" not in explicit:
@@ -149,15 +152,15 @@ class StopIdle(TrainerCallback):
             control.should_training_stop = True
 
 
-def may_stop(explicit: Collection[str]) -> bool:
-    """Returns whether the user left open how long a network trains, and saves and evaluates each epoch."""
+def may_stop(args: ModelArguments, explicit: Collection[str]) -> bool:
+    """Returns whether encoders are frozen, and the user left open how long a network trains, saves and evaluates."""
     said = {"num_train_epochs", "max_steps", "early_stopping_patience", "eval_strategy", "save_strategy"}
-    return not said & {*explicit}
+    return not args.trains_encoders and not said & {*explicit}
 
 
 def why_not_fitted(args: ModelArguments, training: Any, is_stream: bool) -> str | None:
     """Returns why nothing can be fitted on the embeddings of all rows, beside the network that trains."""
-    if {*args.tower_training} - {"frozen"}:
+    if args.trains_encoders:
         return "here encoders train"
     if is_stream:
         return "here rows are a stream"

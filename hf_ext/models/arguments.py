@@ -86,7 +86,9 @@ class ModelArguments:
         "a hidden layer. gated: one hidden layer with gates. Both take one --head_sizes, 64 if left out.",
     )
     head_sizes: list[Annotated[int, WIDTH]] = option(
-        [1024, 512, 256, 128], "Widths of the head's hidden layers. Without --head they mean --head mlp."
+        [1024, 512, 256, 128],
+        "Widths of the head's hidden layers. Without --head they mean --head mlp. Left out, a network for residues of "
+        "frozen encoders has 256.",
     )
     head_dropout: Annotated[float, SHARE_BELOW_ONE] = option(0.3, "Dropout after each hidden layer of the head.")
     loss: Literal["mse", "huber", "tobit", "ranking", "focal"] = option(
@@ -145,6 +147,11 @@ class ModelArguments:
     def measured_loss(self) -> str:
         """The loss as `KindRows.by_loss` names it."""
         return "weighted" if self.class_weights else self.loss
+
+    @property
+    def trains_encoders(self) -> bool:
+        """Whether an encoder has weights that train."""
+        return bool({*self.tower_training} - {"frozen"})
 
     @property
     def layer_number(self) -> int | None:

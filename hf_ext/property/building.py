@@ -156,7 +156,7 @@ def read_towers(
             token to pool.
     """
     if args.embeddings:
-        if {*args.tower_training} - {"frozen"}:
+        if args.trains_encoders:
             raise ArgumentError("--embeddings: there is no encoder that could train. Leave it, or --use_peft, out.")
         vectors = VectorFile(args.embeddings)
         shape = {"model_type": VECTORS, "hidden_size": vectors.width}

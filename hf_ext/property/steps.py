@@ -177,14 +177,13 @@ def build(run: Run, data: AffinityData) -> dict[str, Any]:
         with beside_stock(run, model, collator) as scaler:  # what FastTrainer does before the first step
             scaler.train_dataset = data.splits["train"]
             scaler.fit_scaling()
-    is_frozen = {*model_args.tower_training} <= {"frozen"}
     return {
         "model": model,
         "data_collator": collator,
         "train_dataset": train_rows,
         "eval_dataset": data.splits["validation"],
         "compute_metrics": evaluated(run, kind),
-        "callbacks": [StopIdle(model_args.head == AUTO)] if is_frozen and may_stop(run.explicit) else [],
+        "callbacks": [StopIdle(model_args.head == AUTO)] if may_stop(model_args, run.explicit) else [],
     }
 
 
@@ -206,7 +205,7 @@ def train(run: Run, trainer: FastTrainer, data: AffinityData) -> Any:
     if run.model_args.head == AUTO:
         together = held_out_values(run.data_args, data.splits)
         with phase("heads"):
-            fitted = fit_ensemble(trainer, data.splits, together, adopts=may_stop(run.explicit))
+            fitted = fit_ensemble(trainer, data.splits, together, adopts=may_stop(run.model_args, run.explicit))
         data.ensemble = fitted.facts
         mixed = {"predicted": fitted.predicted, "stds": fitted.stds}
         run.log.info(describe_ensemble(fitted.facts))

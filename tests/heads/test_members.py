@@ -91,7 +91,8 @@ def test_what_only_residues_know_is_found_by_them_and_nothing_in_shuffled_labels
 
     def weigh(labels, kind):
         objective = ensemble.OBJECTIVES["ridge"](labels, 1)
-        fitted = members.fit_members(made, views, objective, folds, [], 0.0, SimpleNamespace(device=torch.device("cpu")))
+        args = SimpleNamespace(device=torch.device("cpu"))
+        fitted = members.fit_members(made, views, objective, folds, [], 0.0, args)
         chosen = [fitted[0], *(one for one in fitted if kind in one.name)]
         assert len(chosen) > 1
         scored = np.stack([one.scored for one in chosen])
@@ -140,8 +141,10 @@ def test_an_unused_network_stops_after_three_epochs_unless_told_and_those_of_hea
 
     assert [stops(True, None), stops(True, 2.9), stops(True, 3.0)] == [False, False, True]
     assert [stops(False, 11.0, 4), stops(False, 12.0, 4), stops(False, 29.0)] == [False, True, False]
-    assert may_stop({"seed", "learning_rate"})
-    assert not any(may_stop({name}) for name in ("num_train_epochs", "max_steps", "early_stopping_patience"))
+    frozen, full = (AffinityArguments(encoders=["one"], tower_training=[how]) for how in ("frozen", "full"))
+    assert may_stop(frozen, {"seed", "learning_rate"})
+    assert not may_stop(full, {"seed"})
+    assert not any(may_stop(frozen, {name}) for name in ("num_train_epochs", "max_steps", "early_stopping_patience"))
 
     class Counted(ensemble.OBJECTIVES["ridge"]):
         num_steps = 0
