@@ -54,8 +54,11 @@ def resolve_head(
     Raises:
         ArgumentError: `--head auto` with sizes.
     """
-    if args.head in ONE_LAYER and "head_sizes" not in explicit:
-        args.head_sizes = [ONE_LAYER_SIZE]
+    if "head_sizes" not in explicit:
+        if args.head in ONE_LAYER:
+            args.head_sizes = [ONE_LAYER_SIZE]
+        elif kind.per_residue and not args.trains_encoders:
+            args.head_sizes = [*RESIDUE_SIZES]
     if args.head != AUTO:
         return ""
     if "head_sizes" in explicit:
@@ -70,8 +73,6 @@ def resolve_head(
         return f"Head: one {args.head}, begun from the network of {args.init_head_from}; it is not mixed with others."
     if reason := _why_single(args, training, is_stream, kind):
         args.head = PLAIN
-        if kind.per_residue and not args.trains_encoders:
-            args.head_sizes = [*RESIDUE_SIZES]
         return f"Head: mlp {'-'.join(map(str, args.head_sizes))}. --head auto mixes several heads, but {reason}."
     args.head_sizes = [*SIZES]
     if "head_dropout" not in explicit:

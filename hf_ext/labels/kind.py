@@ -41,10 +41,14 @@ class ReadArguments(Protocol):
 
 
 class Steps(NamedTuple):
-    """How a kind trains unless the user says otherwise: rows of a batch, steps in all, and epochs at least."""
+    """How a kind trains unless the user says otherwise: rows of a batch, steps in all, and epochs at least.
+
+    `frozen`: steps in all where no encoder trains, so that one takes little time.
+    """
 
     rows: int
     steps: int
+    frozen: int
     min_epochs: int
 
 

@@ -47,7 +47,7 @@ class ResidueKind(LabelKind):
     repeats = False
     label_shape = ()
     counted = "residues"
-    steps = Steps(16, 1500, 3)
+    steps = Steps(16, 1500, 6000, 3)
     or_pooling = ""
     why_one_head = "here each row has a label for each residue"
     why_last_layer = "each residue has a label"

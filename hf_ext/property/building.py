@@ -54,12 +54,14 @@ def resolve_training(args: AffinityArguments, use_peft: bool) -> tuple[list[str]
     return trainings, "lora" in trainings
 
 
-def resolve_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows: int | None) -> str:
+def resolve_residue_steps(
+    args: FastTrainingArguments, kind: LabelKind, num_rows: int | None, trains_encoders: bool
+) -> str:
     """Makes batches smaller and epochs fewer where each residue has a label, unless the user set them.
 
     Says so, else "".
 
-    As many epochs as give 1,500 steps, at least 3 and at most those that `args` has.
+    As many epochs as give the steps of `kind`, at least 3 and at most those that `args` has.
 
     Args:
         args: of the training, changed in place.
@@ -74,7 +76,8 @@ def resolve_residue_steps(args: FastTrainingArguments, kind: LabelKind, num_rows
     if num_rows is None or args.explicit_fields & {"max_steps", "num_train_epochs"}:
         return ""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    args.num_train_epochs = min(args.num_train_epochs, max(steps.min_epochs, -(-steps.steps * rows // num_rows)))
+    most = steps.steps if trains_encoders else steps.frozen
+    args.num_train_epochs = min(args.num_train_epochs, max(steps.min_epochs, -(-most * rows // num_rows)))
     return (
         f"Each residue has a label, so {args.num_train_epochs:g} epochs of {rows:,} rows a step, if not set otherwise."
     )
