@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from hf_ext.data import RESIDUES, SequenceFeatures
 from hf_ext.errors import ArgumentError
-from hf_ext.heads import StopIdle, ensemble, may_stop, members
+from hf_ext.heads import StopIdle, ensemble, may_stop, members, networks
 from hf_ext.models import (
     COMPARED,
     COUNTS,
@@ -107,6 +107,8 @@ def test_what_only_residues_know_is_found_by_them_and_nothing_in_shuffled_labels
     errors = {kind: 1 - float(weigh(labels, kind)[1][0]) for kind in kinds}
     assert errors["kernel of residues"] == errors["both kernels"] == 1
     assert errors["kernel of features"] == errors["nearest rows"] == errors["counts"] == 0
+    # Of one input, a linear model of directions says what that of features does.
+    assert not any("on directions" in one.name for one in weigh(labels, "ridge")[0])
     chosen, weights = weigh(labels, "residues")
     assert sum(weight for one, weight in zip(chosen, weights) if "kernel" in one.name) > 0.8
     shuffled = np.random.default_rng(1).permutation(labels)
@@ -192,6 +194,24 @@ def test_networks_trained_at_once_are_those_of_one_after_another(monkeypatch):
     assert len({one.tobytes() for one in alone}) == 4  # each began with other weights
     assert after_alone == after_at_once  # torch's own random numbers are not drawn
     torch.set_num_threads(before)
+
+
+def test_large_steps_alone_round_where_bf16_is_native(monkeypatch):
+    objective = ensemble.OBJECTIVES["ridge"](np.random.default_rng(0).normal(size=64))
+    folds = ensemble.make_folds(48, 16, None, None, 0)[:1]
+    settings = {"train_batch_size": 32, "gradient_accumulation_steps": 1, "max_steps": 3, "num_train_epochs": 1}
+    args = SimpleNamespace(**settings, learning_rate=0.01, weight_decay=0.0, seed=0, device="cpu")
+
+    def train(width, is_native):
+        monkeypatch.setattr(networks, "detect_hardware", lambda device: SimpleNamespace(native_bf16=is_native))
+        torch.manual_seed(0)
+        stack = NetworkStack(1, [(256, width), (width, 1)])
+        return members.train_networks(stack, torch.randn(64, 256), objective, folds, args, 1.0, Event())
+
+    np.testing.assert_array_equal(train(256, True), train(256, False))
+    large, exact = train(512, True), train(512, False)
+    np.testing.assert_allclose(large, exact, atol=0.05)
+    assert not np.array_equal(large, exact)
 
 
 def test_an_interrupt_ends_networks_that_train():
