@@ -28,8 +28,6 @@ from transformers import (
     Seq2SeqTrainer,
     Trainer,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -681,13 +679,11 @@ class Events(TrainerCallback):
     def __init__(self, trainer: FastTrainer):
         self._trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Begins a run, after Trainer has made or restored its state and set its counters to zero."""
         trainer = self._trainer
         trainer._ext_parts.evaluator.choose_rows()  # says what is wrong with them before anything is trained
-        begin = self._begin_on_disk if args.should_save else None
+        begin = self._begin_on_disk if trainer.args.should_save else None
         trainer._ext_parts.team.load_together(
             begin, trainer._ext_parts.saver.describe_failure
         )  # a refusal is one on all processes
