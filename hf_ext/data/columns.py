@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import datasets
@@ -28,6 +29,25 @@ VALIDATION = "validation"  # and whether a training row validates
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 BLOCK_ROWS = 65_536  # whose text is held as Python's strings, several times the size of Arrow's, at a time
+
+
+class RowNumbers:
+    """A dataclass of what training rows have, by which rows become numbers; what it holds is what a model stores."""
+
+    matrix: Any  # from rows, map-style or a list, to their numbers, (n, `len(self)`)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | None) -> Self:
+        """Reads back what `state` returned; None: there are no numbers."""
+        return cls(**(state or {}))
+
+    def state(self: Any) -> Report | None:
+        """Returns what a model stores, JSON-able; None where there are no numbers."""
+        return asdict(self) if len(self) else None
+
+    def __len__(self) -> int:
+        """Counts the numbers of a row."""
+        return self.matrix([]).shape[1]
 
 
 def has_numbered_rows(dataset: Any) -> bool:

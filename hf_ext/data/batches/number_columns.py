@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from ...errors import DataError
 from ...files import Facts, Json
 from ...labels import RowError, check_number, drop_zeros, is_missing, show_names, write_name
 from ..cleaning import format_errors
-from ..columns import read_column, read_columns
+from ..columns import RowNumbers, read_column, read_columns
 from ..reading import SOURCE_ROW
 
 MAX_CATEGORIES = 100
 
 
 @dataclass(frozen=True)
-class NumberColumns:
+class NumberColumns(RowNumbers):
     """What training rows have in columns beside their sequences, and the numbers that rows become by it.
 
     Attributes:
@@ -61,23 +61,10 @@ class NumberColumns:
                 )
         return cls(measured, named)
 
-    @classmethod
-    def from_state(cls, state: Facts | None) -> NumberColumns:
-        """Reads back what `state` returned; None: no columns."""
-        return cls(**(state or {}))
-
-    def state(self) -> Json | None:
-        """Returns what a model stores, JSON-able; None without columns."""
-        return asdict(self) if self.columns else None
-
     @property
     def columns(self) -> list[str]:
         """Names of the columns that rows must have."""
         return [*self.numeric, *self.categories]
-
-    def __len__(self) -> int:
-        """Counts the numbers of a row."""
-        return self.matrix([]).shape[1]
 
     def matrix(self, rows: Any) -> NDArray[np.float32]:
         """Computes the numbers of rows, map-style or a list: (n, `len(self)`).
