@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from accelerate import optimizer
 from peft import PeftModel
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
@@ -321,7 +321,7 @@ class FastTrainer(Trainer):
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):
             return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Takes a training step as Trainer does; where memory does not suffice, with fewer rows at a time."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
@@ -588,7 +588,7 @@ class FastTrainer(Trainer):
         """Stores the embeddings of input `name`, where the cache is on; see `EmbeddingCache.fill`."""
         return self._ext_parts.embedder.fill(name, sequences, states)
 
-    def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+    def encode_distinct(self, name: str, sequences: Sequence[str]) -> Tensor:
         """Encodes input `name`, through the cache where it is on: (n, width), float32, on the CPU.
 
         Where residues have labels, the states of all of them: (residues, width).

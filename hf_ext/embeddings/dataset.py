@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data import read_columns
@@ -41,14 +42,14 @@ def find_inputs(rows: Any, collator: Any, name: str) -> tuple[np.ndarray, list[s
     return positions, [*map(join_parts, distinct)]
 
 
-def take_rows(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def take_rows(values: Tensor, positions: Tensor) -> Tensor:
     """Takes rows of `values`, (inputs, width), at `positions` (n,): (n, width); at -1 numbers that must not be read."""
     if not len(values):  # all rows lack the input
         return values.new_zeros(len(positions), values.shape[1])
     return values.index_select(0, positions.clamp(min=0))
 
 
-def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budget_bytes: int) -> torch.Tensor:
+def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budget_bytes: int) -> Tensor:
     """Makes a table of the stored embeddings of distinct sequences, in order: (n, width), float32, on the host.
 
     Above `budget_bytes` in a memory-mapped scratch file beside the store, which is unlinked at once, so that it
@@ -76,7 +77,7 @@ class EmbeddedDataset(Dataset):
     def __init__(
         self,
         positions: Mapping[str, np.ndarray],
-        tables: Mapping[str, torch.Tensor],
+        tables: Mapping[str, Tensor],
         columns: Mapping[str, np.ndarray],
         live: Any = None,
         optional: Collection[str] = (),
@@ -169,7 +170,7 @@ class StateTable:
             if len(states) != len(row):
                 raise DataError(f"{store.folder}: {len(states)} states of an antigen that has {len(row)} tokens.")
 
-    def __call__(self, antigens: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    def __call__(self, antigens: Sequence[np.ndarray]) -> list[Tensor]:
         """States of each antigen, (tokens, width), float32.
 
         Raises:

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ..errors import CacheError, DataError, NotFiniteError
 from ..files import Json
 from ..labels import list_some
 from .shards import KEY_BYTES, Shard, content_hash, writing
 
-Embeddings = torch.Tensor | Sequence[torch.Tensor]  # (n, width); or of each sequence its tokens' states
+Embeddings = Tensor | Sequence[Tensor]  # (n, width); or of each sequence its tokens' states
 Places = list[tuple[Shard, np.ndarray, np.ndarray]]  # shards that have some of n sequences: positions, numbers there
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class EmbeddingStore:
             NotFiniteError: an embedding is NaN or infinite, with its sequence; nothing is written.
             DataError: another number of them than of sequences, or other shapes.
         """
-        blocks = [embeddings] if isinstance(embeddings, torch.Tensor) else [*embeddings]
+        blocks = [embeddings] if isinstance(embeddings, Tensor) else [*embeddings]
         are_states = isinstance(embeddings, Sequence)
         lengths = np.array([*map(len, blocks)], np.int64) if are_states else np.ones(len(embeddings), np.int64)
         widths = {tuple(block.shape[1:]) for block in blocks} | ({(self.width,)} if self._shards else set())
@@ -135,7 +136,7 @@ class EmbeddingStore:
         refuse_not_finite(sequences, embeddings, "to be stored")
         self._write(self._keys(sequences), lengths, torch.cat([block.cpu() for block in blocks]))
 
-    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, sequences: Sequence[str], out: Tensor | None = None) -> Tensor:
         """Gathers pooled embeddings of stored sequences, in order: (n, width), float32, into `out` if given.
 
         Raises:
@@ -149,7 +150,7 @@ class EmbeddingStore:
             out[torch.from_numpy(positions)] = shard.values[torch.from_numpy(shard.starts[numbers])].to(out.dtype)
         return out
 
-    def gather_states(self, sequences: Sequence[str]) -> list[torch.Tensor]:
+    def gather_states(self, sequences: Sequence[str]) -> list[Tensor]:
         """Gathers states of all tokens of stored sequences, in order: (tokens, width) each, float32.
 
         Raises:
@@ -225,7 +226,7 @@ class EmbeddingStore:
             raise KeyError(f"{self.folder}: {(~is_stored).sum()} of {len(is_stored)} sequences are not stored.")
         return places
 
-    def _write(self, keys: np.ndarray, lengths: np.ndarray, values: torch.Tensor) -> None:
+    def _write(self, keys: np.ndarray, lengths: np.ndarray, values: Tensor) -> None:
         """Writes a shard, sorted, each key once.
 
         `lengths` (n,): how many of the `values` each has, one after another.
@@ -258,7 +259,7 @@ class EmbeddingStore:
 
 def find_not_finite(embeddings: Embeddings) -> list[int]:
     """Finds which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
-    if isinstance(embeddings, torch.Tensor):
+    if isinstance(embeddings, Tensor):
         return (~torch.isfinite(embeddings).all(1)).nonzero().flatten().tolist()
     return [i for i, states in enumerate(embeddings) if not torch.isfinite(states).all()]
 
