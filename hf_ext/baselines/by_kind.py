@@ -47,7 +47,7 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
 class ColumnRidges:
     """A `RidgeBaseline` of each of several numbers, fitted on the rows that have it; labels are (n, k)."""
 
-    def __init__(self, kind: LabelKind, *, standardize: bool = True) -> None:
+    def __init__(self, kind: LabelKind, *, standardize: bool = True):
         self.kind = kind
         self.ridges = [RidgeBaseline(standardize=standardize) for _ in kind.names]
 
@@ -102,7 +102,7 @@ class NearestBaseline:
         kind: not of residues.
     """
 
-    def __init__(self, kind: LabelKind) -> None:
+    def __init__(self, kind: LabelKind):
         self.kind = kind
 
     def fit(

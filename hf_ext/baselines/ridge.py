@@ -76,7 +76,7 @@ class RidgeBaseline:
         validation_rmse: with it, label units.
     """
 
-    def __init__(self, alphas: Sequence[float] = DEFAULT_ALPHAS, *, standardize: bool = True) -> None:
+    def __init__(self, alphas: Sequence[float] = DEFAULT_ALPHAS, *, standardize: bool = True):
         self.alphas: FloatArray = np.unique(np.asarray(alphas, dtype=np.float64))
         self.standardize = standardize
 

@@ -62,9 +62,7 @@ class EmbeddingStore:
     Cost: opening reads headers, of a hundred files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    def __init__(
-        self, cache_dir: Path | str, key: Json, max_residues: int | None = None, overlap: int | None = None
-    ) -> None:
+    def __init__(self, cache_dir: Path | str, key: Json, max_residues: int | None = None, overlap: int | None = None):
         self.key = key
         self.max_residues = max_residues
         self.overlap = overlap

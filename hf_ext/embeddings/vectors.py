@@ -85,7 +85,7 @@ class VectorFile:
     Cost: opening lists names; a Parquet file is read into memory.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str):
         self.path = Path(path).expanduser()
         reader = READERS.get(self.path.suffix.lower())
         if reader is None:

@@ -69,7 +69,7 @@ class KindRows:
     chance: ClassVar[str] = ""
     beats_constant: ClassVar[str] = ""
 
-    def __init__(self, kind: LabelKind, threshold: float | None = None) -> None:
+    def __init__(self, kind: LabelKind, threshold: float | None = None):
         self.kind = kind
         self.threshold = threshold
 

@@ -50,7 +50,7 @@ class Classification(Rows):
         classes: Sequence[str],
         row: IntArray,
         num_rows: int,
-    ) -> None:
+    ):
         super().__init__(num_rows)
         self._row = row
         self._labels = labels
@@ -183,7 +183,7 @@ class Multilabel(Rows):
     Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
 
-    def __init__(self, probabilities: Array, labels: FloatArray) -> None:
+    def __init__(self, probabilities: Array, labels: FloatArray):
         super().__init__(len(labels))
         self._probabilities = probabilities
         self._known = np.isfinite(labels)

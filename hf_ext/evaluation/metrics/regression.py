@@ -39,7 +39,7 @@ class Regression(Rows):
         predicted: FloatArray,
         measured: FloatArray,
         threshold: float | None = None,
-    ) -> None:
+    ):
         super().__init__(len(measured))
         self.predicted = predicted
         self.measured = measured
