@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import DataError
-from ..labels import UNKNOWN, LabelKind, as_bit
+from ..labels import UNKNOWN, FloatArray, LabelKind, as_bit
 
-FloatArray = NDArray[np.float64]
 Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
 TEACHER = "teacher"  # column, and part of a batch: logits of another model, see `AffinityModel.forward`

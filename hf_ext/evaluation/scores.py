@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import LabelKind
+from ..labels import Array, FloatArray, LabelKind
 from ..text import less_is_better
 from .kinds import metrics_of, rows_for
-from .metrics.arrays import Array, FloatArray
 from .metrics.regression import GroupScore, defined_values, mean_of_groups, per_group_spearman
 from .metrics.rows import DEFAULT_THRESHOLD, MetricValue
 from .resampling import (

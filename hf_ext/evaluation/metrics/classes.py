@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .arrays import Array, BoolArray, FloatArray, IntArray, count_not_finite, divide
+from ...labels import BoolArray
+from .arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
 from .rows import Counted, Rows, Summed
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import BoolArray, FloatArray, IntArray, divide
+from ...labels import BoolArray
+from .arrays import FloatArray, IntArray, divide
 
 
 class Once:
