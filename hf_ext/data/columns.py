@@ -14,11 +14,10 @@ from uuid import uuid4
 import datasets
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import DataError
-from ..labels import UNKNOWN, FloatArray, LabelKind, as_bit
+from ..labels import UNKNOWN, FloatArray, IntArray, LabelKind, as_bit
 
 Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
@@ -208,7 +207,7 @@ def label_array(rows: Any, kind: LabelKind | None = None) -> FloatArray:
     return np.nan_to_num(found, nan=UNKNOWN)
 
 
-def read_bounds(rows: Any) -> NDArray[np.int64] | None:
+def read_bounds(rows: Any) -> IntArray | None:
     """Reads for each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,).
 
     None without bounds.

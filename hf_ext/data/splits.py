@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..labels import distinct
+from ..labels import IntArray, distinct
 from .arguments import CLUSTER_IDENTITY, OF_VARIANTS, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
 from .columns import Report, as_dataset, factorize
 from .near_copies import find_clusters
@@ -26,7 +26,7 @@ PLACES = (*SPLITS, UNUSED)  # what a split column says of a row; unused: it is l
 ALIASES = {name: name for name in PLACES} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
 
-def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
+def draw_rows(num_rows: int, seed: int, most: int | None) -> IntArray:
     """Draws at most `most` numbers below `num_rows` by `seed`, in rising order; None: all."""
     return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
 
@@ -103,7 +103,7 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     return splits, report
 
 
-def find_whole(data: Dataset, args: DataArguments) -> NDArray[np.int64]:
+def find_whole(data: Dataset, args: DataArguments) -> IntArray:
     """Returns int64 [n]: rows of one number stay together, by `--split`; each by itself where that is random."""
     kind, column = check_rule(args.split or "random")
     if kind == "random":
@@ -114,7 +114,7 @@ def find_whole(data: Dataset, args: DataArguments) -> NDArray[np.int64]:
     return factorize(data[column][:])[0] if column else find_clusters(data, args, check_sizes(args.split_sizes)[0])
 
 
-def find_folds(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -> NDArray[np.str_]:
+def find_folds(data: Dataset, args: DataArguments, groups: IntArray) -> NDArray[np.str_]:
     """Returns the fold of each row, (n,) text: a value of its column, or a number from 1.
 
     Args:
@@ -141,7 +141,7 @@ def find_folds(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) ->
     return found
 
 
-def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -> np.ndarray:
+def _fold_sides(data: Dataset, args: DataArguments, groups: IntArray) -> np.ndarray:
     """Assigns rows of the tested fold to test, and draws validation from the others, whole groups of them."""
     assert args.fold is not None
     if SPLIT_FILE in data.column_names:

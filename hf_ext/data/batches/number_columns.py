@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import Facts, Json
-from ...labels import RowError, check_number, drop_zeros, is_missing, show_names, write_name
+from ...labels import Array, FloatArray, RowError, check_number, drop_zeros, is_missing, show_names, write_name
 from ..cleaning import format_errors
 from ..columns import RowNumbers, read_column, read_columns
 from ..reading import SOURCE_ROW
@@ -72,7 +72,7 @@ class NumberColumns(RowNumbers):
         Of each numeric column the value less the mean, by the standard deviation, 0 where it is missing; then, where
         training rows lack some, 1 where it is missing. Of each category 1 in the rows that have it.
         """
-        blocks: list[NDArray[Any]] = [np.zeros((len(rows), 0))]
+        blocks: list[Array] = [np.zeros((len(rows), 0))]
         for name, one in self.numeric.items():
             values = _read_numbers(rows, name)
             blocks.append(np.nan_to_num((values - one["mean"]) / one["std"])[:, None])
@@ -133,6 +133,6 @@ def _read_names(rows: Any, name: str) -> list[str]:
     return [_name(cell) for cell in read_column(rows, name)]
 
 
-def _read_numbers(rows: Any, name: str) -> NDArray[np.float64]:
+def _read_numbers(rows: Any, name: str) -> FloatArray:
     """Reads a column, (n,), NaN where it is missing."""
     return np.array([check_number(cell).value for cell in read_column(rows, name)], np.float64)
