@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from ..data import read_columns
 from ..errors import DataError
-from ..labels import LabelKind
+from ..labels import Array, LabelKind
 from .store import EmbeddingStore
 
 Batch = dict[str, Any]  # as a model takes it
@@ -25,7 +25,7 @@ def join_parts(parts: Sequence[str]) -> str:
     return "|".join(parts)
 
 
-def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.ndarray, list[tuple[str, ...]]]:
+def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[Array, list[tuple[str, ...]]]:
     """Finds distinct inputs in the order in which they first occur, and which of them each row has: (n,) int64.
 
     Where the input is optional, rows without any residue of it have -1.
@@ -35,7 +35,7 @@ def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.nd
     return np.fromiter(numbers, np.int64, len(rows)), list(index)
 
 
-def find_inputs(rows: Any, collator: Any, name: str) -> tuple[np.ndarray, list[str]]:
+def find_inputs(rows: Any, collator: Any, name: str) -> tuple[Array, list[str]]:
     """Finds which input `name` each row has, as `factorize` does, and the distinct ones, their parts joined."""
     columns = read_columns(rows, collator.columns[name])
     positions, distinct = factorize(columns, name in getattr(collator, "optional_inputs", ()))
@@ -76,9 +76,9 @@ class EmbeddedDataset(Dataset):
 
     def __init__(
         self,
-        positions: Mapping[str, np.ndarray],
+        positions: Mapping[str, Array],
         tables: Mapping[str, Tensor],
-        columns: Mapping[str, np.ndarray],
+        columns: Mapping[str, Array],
         live: Any = None,
         optional: Collection[str] = (),
     ):
@@ -163,14 +163,14 @@ class StateTable:
         DataError: its stored states have another number of tokens than its ids.
     """
 
-    def __init__(self, store: EmbeddingStore, sequences: Sequence[str], ids: Sequence[np.ndarray]):
+    def __init__(self, store: EmbeddingStore, sequences: Sequence[str], ids: Sequence[Array]):
         self.store = store
         self._sequences = {_key(row): sequence for row, sequence in zip(ids, sequences, strict=True)}
         for row, states in zip(ids[:1], store.gather_states(sequences[:1])):
             if len(states) != len(row):
                 raise DataError(f"{store.folder}: {len(states)} states of an antigen that has {len(row)} tokens.")
 
-    def __call__(self, antigens: Sequence[np.ndarray]) -> list[Tensor]:
+    def __call__(self, antigens: Sequence[Array]) -> list[Tensor]:
         """States of each antigen, (tokens, width), float32.
 
         Raises:
@@ -181,5 +181,5 @@ class StateTable:
         return self.store.gather_states([self._sequences[_key(ids)] for ids in antigens])
 
 
-def _key(ids: np.ndarray) -> bytes:
+def _key(ids: Array) -> bytes:
     return np.asarray(ids, np.int64).tobytes()

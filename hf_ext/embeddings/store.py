@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ..errors import CacheError, DataError, NotFiniteError
 from ..files import Json
-from ..labels import list_some
+from ..labels import Array, list_some
 from .shards import KEY_BYTES, Shard, content_hash, writing
 
 Embeddings = Tensor | Sequence[Tensor]  # (n, width); or of each sequence its tokens' states
-Places = list[tuple[Shard, np.ndarray, np.ndarray]]  # shards that have some of n sequences: positions, numbers there
+Places = list[tuple[Shard, Array, Array]]  # shards that have some of n sequences: positions, numbers there
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class EmbeddingStore:
 
     # --- keys and files ---------------------------------------------------------------------------------------------
 
-    def _keys(self, sequences: Sequence[str]) -> np.ndarray:
+    def _keys(self, sequences: Sequence[str]) -> Array:
         """Returns what sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
         longest = self.max_residues
         long = f" truncate {longest}" if self.overlap is None else f" windows of {longest} overlap {self.overlap}"
@@ -197,7 +197,7 @@ class EmbeddingStore:
             keys.append(digest.digest())
         return np.array(keys, f"S{KEY_BYTES}")
 
-    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, Places]:
+    def _find(self, sequences: Sequence[str]) -> tuple[Array, Places]:
         """Finds which sequences are stored, (n,) bool.
 
         And shards that have some, all whole: which, by position, and where.
@@ -224,7 +224,7 @@ class EmbeddingStore:
             raise KeyError(f"{self.folder}: {(~is_stored).sum()} of {len(is_stored)} sequences are not stored.")
         return places
 
-    def _write(self, keys: np.ndarray, lengths: np.ndarray, values: Tensor) -> None:
+    def _write(self, keys: Array, lengths: Array, values: Tensor) -> None:
         """Writes a shard, sorted, each key once.
 
         `lengths` (n,): how many of the `values` each has, one after another.
@@ -277,7 +277,7 @@ def refuse_not_finite(sequences: Sequence[str], embeddings: Embeddings, what: st
         )
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _common(one: Array, other: Array) -> tuple[Array, Array]:
     """Finds where two sorted arrays of distinct keys have the same ones: positions in each."""
     if len(one) > len(other):
         return _common(other, one)[::-1]
