@@ -21,15 +21,13 @@ from typing import Any
 import torch
 from accelerate import optimizer
 from peft import PeftModel
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
     Seq2SeqTrainer,
     Trainer,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -323,7 +321,7 @@ class FastTrainer(Trainer):
         with replaced(self._ext_losses, at_hand=self._ext_losses.decide()):
             return super()._get_num_items_in_batch(self._ext_losses.countable(batch_samples), device)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Takes a training step as Trainer does; where memory does not suffice, with fewer rows at a time."""
         if not self.is_in_train:  # a loop of the user's own
             return super().training_step(model, inputs, *args, **kwargs)
@@ -590,7 +588,7 @@ class FastTrainer(Trainer):
         """Stores the embeddings of input `name`, where the cache is on; see `EmbeddingCache.fill`."""
         return self._ext_parts.embedder.fill(name, sequences, states)
 
-    def encode_distinct(self, name: str, sequences: Sequence[str]) -> torch.Tensor:
+    def encode_distinct(self, name: str, sequences: Sequence[str]) -> Tensor:
         """Encodes input `name`, through the cache where it is on: (n, width), float32, on the CPU.
 
         Where residues have labels, the states of all of them: (residues, width).
@@ -681,13 +679,11 @@ class Events(TrainerCallback):
     def __init__(self, trainer: FastTrainer):
         self._trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Begins a run, after Trainer has made or restored its state and set its counters to zero."""
         trainer = self._trainer
         trainer._ext_parts.evaluator.choose_rows()  # says what is wrong with them before anything is trained
-        begin = self._begin_on_disk if args.should_save else None
+        begin = self._begin_on_disk if trainer.args.should_save else None
         trainer._ext_parts.team.load_together(
             begin, trainer._ext_parts.saver.describe_failure
         )  # a refusal is one on all processes

@@ -20,7 +20,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 class ShowHelp(argparse.Action):
     """`--help`: prints the first page, or with the word `all` the whole, and ends the program."""
 
-    def __init__(self, option_strings: Any, dest: str, **kwargs: Any) -> None:
+    def __init__(self, option_strings: Any, dest: str, **kwargs: Any):
         super().__init__(option_strings, dest, nargs="?", choices=(ALL,), metavar=ALL, **kwargs)
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:

@@ -68,7 +68,7 @@ class FastArgumentParser(HfArgumentParser):
         presets: Mapping[str, Mapping[str, object]] | None = None,
         defaults: Mapping[str, object] | None = None,
         **kwargs: object,
-    ) -> None:
+    ):
         is_one = dataclasses.is_dataclass(dataclass_types)
         types: list[Any] = [dataclass_types] if is_one else [*(dataclass_types or ())]
         self._group_of = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..data import LETTERS, draw_rows
 from ..evaluation import FloatArray, metrics_of, rows_for
-from ..labels import UNKNOWN, LabelKind
+from ..labels import UNKNOWN, Array, IntArray, LabelKind
 from .logistic import LogisticBaseline
 from .ridge import RidgeBaseline, fit_scale
 
@@ -47,7 +47,7 @@ def predict_constant(kind: LabelKind, labels: Any, sizes: int | Sequence[int]) -
 class ColumnRidges:
     """A `RidgeBaseline` of each of several numbers, fitted on the rows that have it; labels are (n, k)."""
 
-    def __init__(self, kind: LabelKind, *, standardize: bool = True) -> None:
+    def __init__(self, kind: LabelKind, *, standardize: bool = True):
         self.kind = kind
         self.ridges = [RidgeBaseline(standardize=standardize) for _ in kind.names]
 
@@ -102,7 +102,7 @@ class NearestBaseline:
         kind: not of residues.
     """
 
-    def __init__(self, kind: LabelKind) -> None:
+    def __init__(self, kind: LabelKind):
         self.kind = kind
 
     def fit(
@@ -177,9 +177,9 @@ class KernelBaseline:
 
     def fit(
         self,
-        features: NDArray[Any],
+        features: Array,
         targets: FloatArray,
-        validation_features: NDArray[Any],
+        validation_features: Array,
         validation_targets: FloatArray,
     ) -> KernelBaseline:
         """Fits as `RidgeBaseline.fit` does."""
@@ -194,7 +194,7 @@ class KernelBaseline:
         self._ridge.fit(self._encode(features), targets, self._encode(validation_features), validation_targets)
         return self
 
-    def predict(self, features: NDArray[Any]) -> FloatArray:
+    def predict(self, features: Array) -> FloatArray:
         """Predicts (n,); after `fit`."""
         return self._ridge.predict(self._encode(features))
 
@@ -202,10 +202,10 @@ class KernelBaseline:
         """Returns what was fitted, JSON-able; after `fit`."""
         return {**self._ridge.summary(), "kind": "kernel ridge"}
 
-    def _standardize(self, features: NDArray[Any]) -> NDArray[np.float32]:
+    def _standardize(self, features: Array) -> NDArray[np.float32]:
         return ((features - self._mean) * self._scale).astype(np.float32)
 
-    def _encode(self, features: NDArray[Any]) -> NDArray[np.float32]:
+    def _encode(self, features: Array) -> NDArray[np.float32]:
         import torch
 
         parts = [features[i : i + BLOCK_ROWS] for i in range(0, len(features), BLOCK_ROWS)]
@@ -218,7 +218,7 @@ def predict_residues(
     encode: Any,
     asked: Sequence[str],
     standardize: bool,
-) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+) -> tuple[list[Array], dict[str, Any]]:
     """Predicts labels of residues by a linear model of features of each, of which at most 50,000 of a split are fitted.
 
     Args:
@@ -241,7 +241,7 @@ def predict_residues(
         chosen = chosen[draw_rows(len(chosen), 0, MAX_RESIDUES)]
         given += [encode(sequences, chosen), truth[chosen]]
     linear.fit(*given)
-    found: list[NDArray[Any]] = []
+    found: list[Array] = []
     for start in range(0, len(asked), PROTEINS_AT_ONCE):
         sequences = asked[start : start + PROTEINS_AT_ONCE]
         predicted = linear.predict(encode(sequences, None))
@@ -250,7 +250,7 @@ def predict_residues(
     return found, linear.summary()
 
 
-def window_features(sequences: Sequence[str], residues: NDArray[np.int64] | None) -> NDArray[np.uint8]:
+def window_features(sequences: Sequence[str], residues: IntArray | None) -> NDArray[np.uint8]:
     """Encodes the letters around residues one-hot, 0 beyond the ends: (residues, 15 * 26).
 
     Args:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..data import (
     SequenceCollator,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..trainer import FastTrainer
 
 
-Encode = Callable[[str, Sequence[str]], torch.Tensor]
+Encode = Callable[[str, Sequence[str]], Tensor]
 
 TOKENS_PER_BATCH = 8192  # sequences times their longest; what an encoder needs of memory beside its weights
 
@@ -36,7 +37,7 @@ def embed_distinct(
     sequences: Sequence[str],
     *,
     device: torch.device,
-) -> torch.Tensor:
+) -> Tensor:
     """Pools embeddings of input `name`: (n, width), float32, on the CPU; in float32 where half precision overflows.
 
     Args:
@@ -88,7 +89,7 @@ def encode_as_before(trainer: FastTrainer, rows: Any) -> Encode:
         halve_encoders(Run(trainer.args, twin, trainer.data_collator, rows), trainer.plan.hardware)
     pretrained = partial(embed_distinct, twin, trainer.data_collator, device=device)
 
-    def encode(name: str, sequences: Sequence[str]) -> torch.Tensor:
+    def encode(name: str, sequences: Sequence[str]) -> Tensor:
         if name in twin.embedding_sizes:
             return pretrained(name, sequences)
         return trainer.encode_distinct(name, sequences)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,15 @@ class Baselines:
         self.predictions[name] = predictions
         self.facts[name] = facts
 
+    def add_fitted(
+        self, name: str, model: Any, features: Sequence[Any], rows: _Rows, predict: Callable[[Any], Any], **facts: Any
+    ) -> Any:
+        """Adds a model, which it fits on features of training and validation; returns what `predict` makes of it."""
+        model.fit(features[0], rows.labels[0], features[1], rows.labels[1])
+        predicted = predict(model)
+        self.add(name, predicted, **{**rows.facts, **model.summary(), **facts})
+        return predicted
+
     def add_partners(
         self,
         name: str,
@@ -116,8 +126,7 @@ class Baselines:
             cost = seconds(products / PRODUCTS_PER_S)
             self.notes.append(f"No nearest {what}: about {cost}, more than a tenth of the run so far.")
         else:
-            nearest = NearestBaseline(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
-            self.add(f"nearest {what}", predict(nearest), **{**rows.facts, **nearest.summary()})
+            self.add_fitted(f"nearest {what}", NearestBaseline(kind), features, rows, predict)
 
 
 @phase("baselines")
@@ -200,25 +209,20 @@ def _add_sequence_ridges(baselines: Baselines, kind: LabelKind, rows: _Rows) -> 
     features = SequenceFeatures(rows.sequences[0], rows.sequences[1:])
     if not features.num_features:  # columns that vary, but whose 3-mers do not
         return
-    train, validation = (features.transform(sequences) for sequences in rows.sequences[:2])
-    linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
-    pooled: Any = features.predict(linear, rows.sequences[2])
+    fitted = [features.transform(sequences) for sequences in rows.sequences[:2]]
+    predict = partial(features.predict, columns=rows.sequences[2])
+    make = partial(make_linear, kind, standardize=False)
     read = {"num_features": features.num_features, "of_features": features.num_counts}
-    facts = {**rows.facts, **linear.summary(), **read}
-    baselines.add(f"{features.name} {kind.linear_name}", pooled, **facts)
+    pooled = baselines.add_fitted(f"{features.name} {kind.linear_name}", make(), fitted, rows, predict, **read)
     if "nearest" in kind.baselines:
-        predict = partial(features.predict, columns=rows.sequences[2])
-        baselines.add_nearest(features.name, kind, [train, validation], rows, predict)
+        baselines.add_nearest(features.name, kind, fitted, rows, predict)
     if "kernel" in kind.baselines:
-        kernel = KernelBaseline().fit(train, rows.labels[0], validation, rows.labels[1])
-        predicted = features.predict(kernel, rows.sequences[2])
-        baselines.add(f"{features.name} kernel ridge", predicted, **{**rows.facts, **kernel.summary()})
+        baselines.add_fitted(f"{features.name} kernel ridge", KernelBaseline(), fitted, rows, predict)
     if rows.partner is not None:
         chosen = [[sequences[i] for i in rows.partner.main] for sequences in rows.sequences]
         of_main = SequenceFeatures(chosen[0], chosen[1:])
         if of_main.num_features:
             main = [of_main.transform(sequences) for sequences in chosen]
-            make = partial(make_linear, kind, standardize=False)
             baselines.add_partners(f"{of_main.name} ridge", main, rows, pooled, make)
 
 
@@ -229,10 +233,11 @@ def _add_substitutions(
     variants: Variants,
 ) -> None:
     """Adds a linear model on what variants substitute, and of numbers their zero-shot scores, if there are some."""
-    train, validation, asked = (variants.matrix(split) for split in rows.splits)
-    linear = make_linear(kind, standardize=False).fit(train, rows.labels[0], validation, rows.labels[1])
-    facts = {**rows.facts, **linear.summary()}
-    baselines.add(f"{kind.linear_name} on substitutions", linear.predict(asked), **facts)
+    features = [variants.matrix(split) for split in rows.splits]
+    linear = make_linear(kind, standardize=False)
+    baselines.add_fitted(
+        f"{kind.linear_name} on substitutions", linear, features, rows, methodcaller("predict", features[2])
+    )
     if variants.table is not None:
         baselines.notes.append(f"{capitalize(kind.linear_name)} on substitutions reads zero-shot scores, too.")
     if variants.table is not None and isinstance(linear, RidgeBaseline):
@@ -244,10 +249,9 @@ def _add_substitutions(
 
 
 def _add_number_ridge(baselines: Baselines, kind: LabelKind, rows: _Rows, numbers: NumberColumns) -> None:
-    train, validation, asked = (numbers.matrix(split) for split in rows.splits)
-    linear = make_linear(kind).fit(train, rows.labels[0], validation, rows.labels[1])
-    facts = {**rows.facts, **linear.summary()}
-    baselines.add(f"{kind.linear_name} on columns alone", linear.predict(asked), **facts)
+    features = [numbers.matrix(split) for split in rows.splits]
+    name = f"{kind.linear_name} on columns alone"
+    baselines.add_fitted(name, make_linear(kind), features, rows, methodcaller("predict", features[2]))
     baselines.notes.append(f"{capitalize(kind.linear_name)} on embeddings reads {', '.join(numbers.columns)}, too.")
 
 
@@ -278,15 +282,12 @@ def _add_embedding_ridges(baselines: Baselines, trainer: FastTrainer, rows: _Row
         return
     if is_trained:
         baselines.notes.append(f"{capitalize(name)} reads the encoders as they were before training.")
-    linear = make_linear(kind).fit(features[0], rows.labels[0], features[1], rows.labels[1])
-    pooled: Any = linear.predict(features[2])
-    baselines.add(name, pooled, **{**rows.facts, **linear.summary()})
+    predict = methodcaller("predict", features[2])
+    pooled = baselines.add_fitted(name, make_linear(kind), features, rows, predict)
     if "nearest" in kind.baselines:
-        baselines.add_nearest("embeddings", kind, features, rows, lambda nearest: nearest.predict(features[2]))
+        baselines.add_nearest("embeddings", kind, features, rows, predict)
     if "kernel" in kind.baselines:
-        kernel = KernelBaseline().fit(features[0], rows.labels[0], features[1], rows.labels[1])
-        facts = {**rows.facts, **kernel.summary()}
-        baselines.add("kernel ridge on embeddings", kernel.predict(features[2]), **facts)
+        baselines.add_fitted("kernel ridge on embeddings", KernelBaseline(), features, rows, predict)
     if rows.partner is not None:
         baselines.add_partners(name, features, rows, pooled, partial(make_linear, kind))
         if (nearest := baselines.predictions.get("nearest embeddings")) is not None:

@@ -144,7 +144,7 @@ class LogisticBaseline:
         alphas: Sequence[float] = ALPHAS,
         *,
         standardize: bool = True,
-    ) -> None:
+    ):
         self.kind = kind.of_rows
         self.standardize = standardize
         self.alphas = sorted(alphas, reverse=True)

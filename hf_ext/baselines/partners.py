@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data import Columns
 from ..evaluation import FloatArray, places_of
+from ..labels import Array
 
 MAX_PARTNERS = 50  # a baseline for each: only where these are few,
 MIN_PARTNER_ROWS = 100  # and each has this many training rows on average
@@ -48,7 +48,7 @@ def find_partner(sequences: Columns) -> Partner | None:
 
 def predict_by_partner(
     partner: Partner,
-    features: Sequence[NDArray[Any]],
+    features: Sequence[Array],
     labels: Sequence[FloatArray],
     sequences: Sequence[Columns],
     pooled: FloatArray,

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..evaluation import FloatArray, as_column, as_groups, count_not_finite
+from ..labels import Array
 
 # Relative to the mean eigenvalue of the standardised features (which is 1): from next to none to next to constant.
 DEFAULT_ALPHAS = tuple(float(value) for value in np.logspace(-6, 4, 41))
@@ -26,8 +26,8 @@ _kept: dict[bytes, Axes] = {}
 
 def predict_group_means(
     targets: Any,
-    groups: Sequence[Any] | NDArray[Any],
-    asked: Sequence[Any] | NDArray[Any],
+    groups: Sequence[Any] | Array,
+    asked: Sequence[Any] | Array,
 ) -> tuple[FloatArray, int]:
     """Predicts the mean training label of a row's group (antibody, assay, ...), of new groups the mean of all.
 
@@ -76,7 +76,7 @@ class RidgeBaseline:
         validation_rmse: with it, label units.
     """
 
-    def __init__(self, alphas: Sequence[float] = DEFAULT_ALPHAS, *, standardize: bool = True) -> None:
+    def __init__(self, alphas: Sequence[float] = DEFAULT_ALPHAS, *, standardize: bool = True):
         self.alphas: FloatArray = np.unique(np.asarray(alphas, dtype=np.float64))
         self.standardize = standardize
 
@@ -208,7 +208,7 @@ def principal_axes(features: Any, standardize: bool) -> Axes:
     return _kept[key]
 
 
-def _compute_axes(features: NDArray[Any], standardize: bool) -> Axes:
+def _compute_axes(features: Array, standardize: bool) -> Axes:
     num_rows, num_features = features.shape
     mean, scale = fit_scale(features, standardize)
     if num_rows < num_features:

@@ -12,14 +12,13 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ArgumentError
+from ..labels import FloatArray
 from .running import SideRun
 
 UNITS = ("residues", "tokens", "sequences")  # finest first
 SMOOTHED_FRACTION = 0.1  # of a loss curve that the final loss is the mean of
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class Interval:
     high: float
 
 
-def paired_ratio(rates: Floats, baseline: Floats) -> Interval:
+def paired_ratio(rates: FloatArray, baseline: FloatArray) -> Interval:
     """Computes by what factor rates are higher, (rounds,) each: outside of the interval in 5 % of comparisons."""
     found = paired_difference(np.log(rates), np.log(baseline))
     return Interval(*np.exp([found.value, found.low, found.high]).tolist())
 
 
-def paired_difference(values: Floats, baseline: Floats) -> Interval:
+def paired_difference(values: FloatArray, baseline: FloatArray) -> Interval:
     """Computes by how much values are larger; one round does not say how rounds vary, so its interval has no ends."""
     from scipy.special import stdtrit  # here, since scipy takes 0.2 s that most of a comparison does not need
 
@@ -50,7 +49,7 @@ def paired_difference(values: Floats, baseline: Floats) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def round_rates(runs: Sequence[SideRun], unit: str) -> Floats:
+def round_rates(runs: Sequence[SideRun], unit: str) -> FloatArray:
     """Rates per second of one side's runs, (rounds,)."""
     return np.array([run.throughput.totals[unit] / run.throughput.totals["seconds"] for run in runs])
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import datasets
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset as TorchIterableDataset
 
 from ..errors import DataError
-from ..labels import UNKNOWN, LabelKind, as_bit
+from ..labels import UNKNOWN, FloatArray, IntArray, LabelKind, as_bit
 
-FloatArray = NDArray[np.float64]
 Report = dict[str, Any]  # JSON-able, by name
 Value = TypeVar("Value", bound=Hashable)
 TEACHER = "teacher"  # column, and part of a batch: logits of another model, see `AffinityModel.forward`
@@ -28,6 +27,25 @@ VALIDATION = "validation"  # and whether a training row validates
 MAX_CHARACTERS = 60  # of a name in a message
 MAX_NAMED = 30
 BLOCK_ROWS = 65_536  # whose text is held as Python's strings, several times the size of Arrow's, at a time
+
+
+class RowNumbers:
+    """A dataclass of what training rows have, by which rows become numbers; what it holds is what a model stores."""
+
+    matrix: Any  # from rows, map-style or a list, to their numbers, (n, `len(self)`)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | None) -> Self:
+        """Reads back what `state` returned; None: there are no numbers."""
+        return cls(**(state or {}))
+
+    def state(self: Any) -> Report | None:
+        """Returns what a model stores, JSON-able; None where there are no numbers."""
+        return asdict(self) if len(self) else None
+
+    def __len__(self) -> int:
+        """Counts the numbers of a row."""
+        return self.matrix([]).shape[1]
 
 
 def has_numbered_rows(dataset: Any) -> bool:
@@ -189,7 +207,7 @@ def label_array(rows: Any, kind: LabelKind | None = None) -> FloatArray:
     return np.nan_to_num(found, nan=UNKNOWN)
 
 
-def read_bounds(rows: Any) -> NDArray[np.int64] | None:
+def read_bounds(rows: Any) -> IntArray | None:
     """Reads for each row -1 (the truth is at or below its label), 1 (at or above) or 0 (exact), (n,).
 
     None without bounds.

@@ -20,6 +20,7 @@ from scipy.sparse import csr_matrix
 from tqdm.auto import tqdm
 
 from ..errors import DataError
+from ..labels import Array
 from .arguments import CLUSTER_IDENTITY, DataArguments
 from .columns import factorize
 from .formats import read_lines
@@ -35,7 +36,7 @@ FEW = 8  # of variants of one protein nearly any will do
 ROUNDS = (1, 16, 256)  # ends of the first ones, in which those that share most are aligned
 
 
-def nearest_identities(queries: Sequence[str], references: Sequence[str], at_least: float = 0.0) -> np.ndarray:
+def nearest_identities(queries: Sequence[str], references: Sequence[str], at_least: float = 0.0) -> Array:
     """Returns float64 [q], each query's identity to the most identical reference; NaN where none is `at_least` so.
 
     Args:
@@ -53,7 +54,7 @@ def nearest_identities(queries: Sequence[str], references: Sequence[str], at_lea
     return np.array([found.get(one, np.nan) for one in queries])
 
 
-def has_near(queries: Sequence[str], references: Sequence[str], identity: float) -> np.ndarray:
+def has_near(queries: Sequence[str], references: Sequence[str], identity: float) -> Array:
     """Returns bool [q]: whether a reference is at least `identity` identical, `MIN_IDENTITY` to 1.
 
     References are taken in random order in growing chunks; queries that found one leave. So variants of one protein,
@@ -76,7 +77,7 @@ def has_near(queries: Sequence[str], references: Sequence[str], identity: float)
     return found
 
 
-def find_families(sequences: Sequence[str], identity: float) -> np.ndarray:
+def find_families(sequences: Sequence[str], identity: float) -> Array:
     """Groups sequences so that any two of at least `identity`, and any chain of such pairs, share a family.
 
     Args:
@@ -89,7 +90,7 @@ def find_families(sequences: Sequence[str], identity: float) -> np.ndarray:
     every = np.array(sequences, dtype=object)
     family = np.arange(len(every))
 
-    def join(one: int, others: np.ndarray) -> None:
+    def join(one: int, others: Array) -> None:
         others = others[family[others] != family[one]]
         near = others[_are_near([every[one]], every[others], identity)[0]]
         for joined in np.unique(family[near]):
@@ -106,7 +107,7 @@ def find_families(sequences: Sequence[str], identity: float) -> np.ndarray:
     return family
 
 
-def kmer_cosines(queries: Sequence[str], references: Sequence[str]) -> np.ndarray:
+def kmer_cosines(queries: Sequence[str], references: Sequence[str]) -> Array:
     """Returns float64 [q, r], shared 3-mers by the geometric mean of both numbers of them: 1 for equal sequences.
 
     A 3-mer that occurs twice in both is shared twice. 0 where a sequence is shorter.
@@ -144,12 +145,12 @@ def count_kmers(sequences: Sequences, k: int) -> csr_matrix:
     return csr_matrix((ones, columns, starts), shape=(len(sequences), min(LETTERS**k, KMER_COLUMNS)))
 
 
-def num_shared(longest: np.ndarray, edits: np.ndarray, k: int) -> np.ndarray:
+def num_shared(longest: Array, edits: Array, k: int) -> Array:
     """Returns how many k-mers two sequences share at least, by the length of the longer one and their edits."""
     return longest - k + 1 - k * edits
 
 
-def _likely_references(queries: Sequences, references: np.ndarray, identity: float) -> Iterator[np.ndarray]:
+def _likely_references(queries: Sequences, references: Array, identity: float) -> Iterator[Array]:
     """Yields for each query the places of the references that can reach `identity`, those that share most k-mers first.
 
     Equal sequences need not be among them.
@@ -181,7 +182,7 @@ def _likely_references(queries: Sequences, references: np.ndarray, identity: flo
         yield likely[np.argsort(-shared[likely], kind="stable")]
 
 
-def _are_near(queries: Sequences, references: Sequences, identity: float) -> np.ndarray:
+def _are_near(queries: Sequences, references: Sequences, identity: float) -> Array:
     """Returns bool [q, r]: which of the references are at least that identical to a query."""
     if not len(queries) or not len(references):
         return np.zeros((len(queries), len(references)), bool)
@@ -190,7 +191,7 @@ def _are_near(queries: Sequences, references: Sequences, identity: float) -> np.
     return cdist(queries, references, scorer=scorer, score_cutoff=cutoff, dtype=np.float64) >= identity - 1e-9
 
 
-def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.ndarray:
+def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> Array:
     """Returns int64 [n] cluster numbers: rows share one where their sequences share a family in every column.
 
     Families are those of `near_copies.find_families`: two rows that are at least as identical as asked in every column
@@ -228,11 +229,11 @@ def find_clusters(data: Dataset, args: DataArguments, max_share: float) -> np.nd
 
 
 @lru_cache(maxsize=4)  # each of several runs splits the same rows
-def _find_families(sequences: tuple[str, ...], identity: float) -> np.ndarray:
+def _find_families(sequences: tuple[str, ...], identity: float) -> Array:
     return find_families(sequences, identity)
 
 
-def read_cluster_file(path: str, ids: Sequence[str], column: str) -> np.ndarray:
+def read_cluster_file(path: str, ids: Sequence[str], column: str) -> Array:
     """Returns int64 [n] cluster numbers of rows named `ids`, from two columns: representative, tab, member.
 
     That is what `mmseqs easy-cluster` writes as `..._cluster.tsv`; it may be packed with gzip, as `.gz`.

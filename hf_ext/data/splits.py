@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..labels import distinct
+from ..labels import Array, IntArray, distinct
 from .arguments import CLUSTER_IDENTITY, OF_VARIANTS, SPLIT_CLUSTER, DataArguments, check_rule, check_sizes
 from .columns import Report, as_dataset, factorize
 from .near_copies import find_clusters
@@ -26,12 +26,12 @@ PLACES = (*SPLITS, UNUSED)  # what a split column says of a row; unused: it is l
 ALIASES = {name: name for name in PLACES} | {"valid": "validation", "val": "validation", "dev": "validation"}
 
 
-def draw_rows(num_rows: int, seed: int, most: int | None) -> NDArray[np.int64]:
+def draw_rows(num_rows: int, seed: int, most: int | None) -> IntArray:
     """Draws at most `most` numbers below `num_rows` by `seed`, in rising order; None: all."""
     return np.sort(np.random.default_rng(seed).permutation(num_rows)[:most])
 
 
-def keep_rows(data: Dataset, mask: np.ndarray) -> Dataset:
+def keep_rows(data: Dataset, mask: Array) -> Dataset:
     """Copies the rows of `data` where `mask` (n,) is True: a selection of single rows is 20 times slower to read."""
     return as_dataset(data.with_format("arrow")[:].filter(pa.array(mask)))
 
@@ -103,7 +103,7 @@ def split_rows(data: Dataset, args: DataArguments) -> tuple[DatasetDict, Report]
     return splits, report
 
 
-def find_whole(data: Dataset, args: DataArguments) -> NDArray[np.int64]:
+def find_whole(data: Dataset, args: DataArguments) -> IntArray:
     """Returns int64 [n]: rows of one number stay together, by `--split`; each by itself where that is random."""
     kind, column = check_rule(args.split or "random")
     if kind == "random":
@@ -114,7 +114,7 @@ def find_whole(data: Dataset, args: DataArguments) -> NDArray[np.int64]:
     return factorize(data[column][:])[0] if column else find_clusters(data, args, check_sizes(args.split_sizes)[0])
 
 
-def find_folds(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -> NDArray[np.str_]:
+def find_folds(data: Dataset, args: DataArguments, groups: IntArray) -> NDArray[np.str_]:
     """Returns the fold of each row, (n,) text: a value of its column, or a number from 1.
 
     Args:
@@ -141,7 +141,7 @@ def find_folds(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) ->
     return found
 
 
-def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -> np.ndarray:
+def _fold_sides(data: Dataset, args: DataArguments, groups: IntArray) -> Array:
     """Assigns rows of the tested fold to test, and draws validation from the others, whole groups of them."""
     assert args.fold is not None
     if SPLIT_FILE in data.column_names:
@@ -154,7 +154,7 @@ def _fold_sides(data: Dataset, args: DataArguments, groups: NDArray[np.int64]) -
     return side
 
 
-def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]) -> np.ndarray:
+def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]) -> Array:
     """Assigns rows: those with most substitutions test ("mutations"), or each position is of one split ("position").
 
     Left out are rows with positions of several splits, and of another length than the wild type, which itself trains.
@@ -179,7 +179,7 @@ def _variant_sides(changes: Substitutions, args: DataArguments, notes: list[str]
     return side
 
 
-def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: int, notes: list[str]) -> np.ndarray:
+def _named_sides(data: Dataset, column: str, fractions: Sequence[float], seed: int, notes: list[str]) -> Array:
     """Assigns rows to the splits that a column names; validation is drawn from train where no row says it."""
     found = distinct(data.with_format("arrow")[:][column])
     names = found.cells.to_pylist()
@@ -251,7 +251,7 @@ def _leave_out_test(fractions: Sequence[float]) -> tuple[float, float, float]:
     return train / (train + validation), validation / (train + validation), 0.0
 
 
-def _random_sides(num: int, fractions: Sequence[float], seed: int) -> np.ndarray:
+def _random_sides(num: int, fractions: Sequence[float], seed: int) -> Array:
     """Returns int64 [n] of 0, 1, 2; counts are rounded fractions, at least one row for every fraction above 0."""
     wanted = [number for number, fraction in enumerate(fractions) if fraction > 0]
     if num < len(wanted):
@@ -275,7 +275,7 @@ def _describe_lack(what: str, fractions: Sequence[float]) -> str:
     )
 
 
-def _group_sides(groups: np.ndarray, fractions: Sequence[float], seed: int, kind: str, column: str) -> np.ndarray:
+def _group_sides(groups: Array, fractions: Sequence[float], seed: int, kind: str, column: str) -> Array:
     """Assigns groups to splits, largest first, each to the split that still lacks most; no wanted split stays empty."""
     sizes = np.bincount(groups)
     wanted = [number for number, fraction in enumerate(fractions) if fraction > 0]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data import read_columns
 from ..errors import DataError
-from ..labels import LabelKind
+from ..labels import Array, LabelKind
 from .store import EmbeddingStore
 
 Batch = dict[str, Any]  # as a model takes it
@@ -24,7 +25,7 @@ def join_parts(parts: Sequence[str]) -> str:
     return "|".join(parts)
 
 
-def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.ndarray, list[tuple[str, ...]]]:
+def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[Array, list[tuple[str, ...]]]:
     """Finds distinct inputs in the order in which they first occur, and which of them each row has: (n,) int64.
 
     Where the input is optional, rows without any residue of it have -1.
@@ -34,21 +35,21 @@ def factorize(rows: Sequence[tuple[str, ...]], is_optional: bool) -> tuple[np.nd
     return np.fromiter(numbers, np.int64, len(rows)), list(index)
 
 
-def find_inputs(rows: Any, collator: Any, name: str) -> tuple[np.ndarray, list[str]]:
+def find_inputs(rows: Any, collator: Any, name: str) -> tuple[Array, list[str]]:
     """Finds which input `name` each row has, as `factorize` does, and the distinct ones, their parts joined."""
     columns = read_columns(rows, collator.columns[name])
     positions, distinct = factorize(columns, name in getattr(collator, "optional_inputs", ()))
     return positions, [*map(join_parts, distinct)]
 
 
-def take_rows(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def take_rows(values: Tensor, positions: Tensor) -> Tensor:
     """Takes rows of `values`, (inputs, width), at `positions` (n,): (n, width); at -1 numbers that must not be read."""
     if not len(values):  # all rows lack the input
         return values.new_zeros(len(positions), values.shape[1])
     return values.index_select(0, positions.clamp(min=0))
 
 
-def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budget_bytes: int) -> torch.Tensor:
+def make_table(store: EmbeddingStore, sequences: Sequence[str], width: int, budget_bytes: int) -> Tensor:
     """Makes a table of the stored embeddings of distinct sequences, in order: (n, width), float32, on the host.
 
     Above `budget_bytes` in a memory-mapped scratch file beside the store, which is unlinked at once, so that it
@@ -75,9 +76,9 @@ class EmbeddedDataset(Dataset):
 
     def __init__(
         self,
-        positions: Mapping[str, np.ndarray],
-        tables: Mapping[str, torch.Tensor],
-        columns: Mapping[str, np.ndarray],
+        positions: Mapping[str, Array],
+        tables: Mapping[str, Tensor],
+        columns: Mapping[str, Array],
         live: Any = None,
         optional: Collection[str] = (),
     ):
@@ -162,14 +163,14 @@ class StateTable:
         DataError: its stored states have another number of tokens than its ids.
     """
 
-    def __init__(self, store: EmbeddingStore, sequences: Sequence[str], ids: Sequence[np.ndarray]):
+    def __init__(self, store: EmbeddingStore, sequences: Sequence[str], ids: Sequence[Array]):
         self.store = store
         self._sequences = {_key(row): sequence for row, sequence in zip(ids, sequences, strict=True)}
         for row, states in zip(ids[:1], store.gather_states(sequences[:1])):
             if len(states) != len(row):
                 raise DataError(f"{store.folder}: {len(states)} states of an antigen that has {len(row)} tokens.")
 
-    def __call__(self, antigens: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    def __call__(self, antigens: Sequence[Array]) -> list[Tensor]:
         """States of each antigen, (tokens, width), float32.
 
         Raises:
@@ -180,5 +181,5 @@ class StateTable:
         return self.store.gather_states([self._sequences[_key(ids)] for ids in antigens])
 
 
-def _key(ids: np.ndarray) -> bytes:
+def _key(ids: Array) -> bytes:
     return np.asarray(ids, np.int64).tobytes()

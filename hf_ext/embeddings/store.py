@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ..errors import CacheError, DataError, NotFiniteError
 from ..files import Json
-from ..labels import list_some
+from ..labels import Array, list_some
 from .shards import KEY_BYTES, Shard, content_hash, writing
 
-Embeddings = torch.Tensor | Sequence[torch.Tensor]  # (n, width); or of each sequence its tokens' states
-Places = list[tuple[Shard, np.ndarray, np.ndarray]]  # shards that have some of n sequences: positions, numbers there
+Embeddings = Tensor | Sequence[Tensor]  # (n, width); or of each sequence its tokens' states
+Places = list[tuple[Shard, Array, Array]]  # shards that have some of n sequences: positions, numbers there
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +62,7 @@ class EmbeddingStore:
     Cost: opening reads headers, of a hundred files for ten million sequences; keys stay on disk, 16 bytes each.
     """
 
-    def __init__(
-        self, cache_dir: Path | str, key: Json, max_residues: int | None = None, overlap: int | None = None
-    ) -> None:
+    def __init__(self, cache_dir: Path | str, key: Json, max_residues: int | None = None, overlap: int | None = None):
         self.key = key
         self.max_residues = max_residues
         self.overlap = overlap
@@ -123,7 +122,7 @@ class EmbeddingStore:
             NotFiniteError: an embedding is NaN or infinite, with its sequence; nothing is written.
             DataError: another number of them than of sequences, or other shapes.
         """
-        blocks = [embeddings] if isinstance(embeddings, torch.Tensor) else [*embeddings]
+        blocks = [embeddings] if isinstance(embeddings, Tensor) else [*embeddings]
         are_states = isinstance(embeddings, Sequence)
         lengths = np.array([*map(len, blocks)], np.int64) if are_states else np.ones(len(embeddings), np.int64)
         widths = {tuple(block.shape[1:]) for block in blocks} | ({(self.width,)} if self._shards else set())
@@ -135,7 +134,7 @@ class EmbeddingStore:
         refuse_not_finite(sequences, embeddings, "to be stored")
         self._write(self._keys(sequences), lengths, torch.cat([block.cpu() for block in blocks]))
 
-    def gather(self, sequences: Sequence[str], out: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, sequences: Sequence[str], out: Tensor | None = None) -> Tensor:
         """Gathers pooled embeddings of stored sequences, in order: (n, width), float32, into `out` if given.
 
         Raises:
@@ -149,7 +148,7 @@ class EmbeddingStore:
             out[torch.from_numpy(positions)] = shard.values[torch.from_numpy(shard.starts[numbers])].to(out.dtype)
         return out
 
-    def gather_states(self, sequences: Sequence[str]) -> list[torch.Tensor]:
+    def gather_states(self, sequences: Sequence[str]) -> list[Tensor]:
         """Gathers states of all tokens of stored sequences, in order: (tokens, width) each, float32.
 
         Raises:
@@ -186,7 +185,7 @@ class EmbeddingStore:
 
     # --- keys and files ---------------------------------------------------------------------------------------------
 
-    def _keys(self, sequences: Sequence[str]) -> np.ndarray:
+    def _keys(self, sequences: Sequence[str]) -> Array:
         """Returns what sequences are known by, (n,) of 16 bytes. Cost: 1 us each."""
         longest = self.max_residues
         long = f" truncate {longest}" if self.overlap is None else f" windows of {longest} overlap {self.overlap}"
@@ -198,7 +197,7 @@ class EmbeddingStore:
             keys.append(digest.digest())
         return np.array(keys, f"S{KEY_BYTES}")
 
-    def _find(self, sequences: Sequence[str]) -> tuple[np.ndarray, Places]:
+    def _find(self, sequences: Sequence[str]) -> tuple[Array, Places]:
         """Finds which sequences are stored, (n,) bool.
 
         And shards that have some, all whole: which, by position, and where.
@@ -225,7 +224,7 @@ class EmbeddingStore:
             raise KeyError(f"{self.folder}: {(~is_stored).sum()} of {len(is_stored)} sequences are not stored.")
         return places
 
-    def _write(self, keys: np.ndarray, lengths: np.ndarray, values: torch.Tensor) -> None:
+    def _write(self, keys: Array, lengths: Array, values: Tensor) -> None:
         """Writes a shard, sorted, each key once.
 
         `lengths` (n,): how many of the `values` each has, one after another.
@@ -258,7 +257,7 @@ class EmbeddingStore:
 
 def find_not_finite(embeddings: Embeddings) -> list[int]:
     """Finds which of n sequences' embeddings hold a NaN or an infinity. Cost: one reduction; of states, one each."""
-    if isinstance(embeddings, torch.Tensor):
+    if isinstance(embeddings, Tensor):
         return (~torch.isfinite(embeddings).all(1)).nonzero().flatten().tolist()
     return [i for i, states in enumerate(embeddings) if not torch.isfinite(states).all()]
 
@@ -278,7 +277,7 @@ def refuse_not_finite(sequences: Sequence[str], embeddings: Embeddings, what: st
         )
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _common(one: Array, other: Array) -> tuple[Array, Array]:
     """Finds where two sorted arrays of distinct keys have the same ones: positions in each."""
     if len(one) > len(other):
         return _common(other, one)[::-1]

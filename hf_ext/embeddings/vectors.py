@@ -24,10 +24,10 @@ from datasets import Dataset
 
 from ..data import SOURCE_ROW, format_errors
 from ..errors import ArgumentError, DataError
-from ..labels import RowError, shorten
+from ..labels import Array, RowError, shorten
 from ..optional import require
 
-Row = tuple[str, str, np.ndarray]  # name, id as it was read, vector
+Row = tuple[str, str, Array]  # name, id as it was read, vector
 NAMES = ("id", "sequence_hash", "sequence")  # columns of a Parquet file that name its rows, the first that is there
 EMBEDDING = "embedding"  # its column of lists
 ORIGINAL = "original_id"
@@ -54,7 +54,7 @@ def _open_hdf5(path: Path, mode: str = "r") -> Any:
     return require("h5py", "h5", path.name).File(path, mode)
 
 
-def _read_parquet(path: Path) -> dict[str, np.ndarray]:
+def _read_parquet(path: Path) -> dict[str, Array]:
     frame = pd.read_parquet(path)  # a cell of lists is an array of arrays
     names = next((name for name in NAMES if name in frame), frame.columns[0])
     if (twice := frame[names].duplicated()).any():
@@ -85,7 +85,7 @@ class VectorFile:
     Cost: opening lists names; a Parquet file is read into memory.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str):
         self.path = Path(path).expanduser()
         reader = READERS.get(self.path.suffix.lower())
         if reader is None:
@@ -176,7 +176,7 @@ class VectorFile:
         vectors = [torch.from_numpy(self._read(self._names[sequence])) for sequence in sequences]
         return torch.stack(vectors) if vectors[0].dim() == 1 else vectors
 
-    def _read(self, name: str) -> np.ndarray:
+    def _read(self, name: str) -> Array:
         try:
             return np.array(self._arrays[name], np.float32)
         except (ValueError, TypeError):  # no array of numbers, which has no shape that is needed

@@ -28,7 +28,7 @@ class RegressionMetric(evaluate.Metric):
     because `evaluate.combine` hands the same ones to all. Any other argument is an error.
     """
 
-    def __init__(self, config_name: str, threshold: float = DEFAULT_THRESHOLD, **kwargs: Any) -> None:
+    def __init__(self, config_name: str, threshold: float = DEFAULT_THRESHOLD, **kwargs: Any):
         self.threshold = float(threshold)
         super().__init__(config_name=config_name, **kwargs)
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import Facts, Json
-from ..labels import UNKNOWN, LabelKind, Outputs
+from ..labels import UNKNOWN, Array, FloatArray, IntArray, LabelKind, Outputs
 from .alarms import Examined
-from .metrics.arrays import Array, FloatArray, IntArray, to_numpy
+from .metrics.arrays import to_numpy
 from .metrics.classes import find_shares
 from .metrics.rows import Rows
 
@@ -69,7 +69,7 @@ class KindRows:
     chance: ClassVar[str] = ""
     beats_constant: ClassVar[str] = ""
 
-    def __init__(self, kind: LabelKind, threshold: float | None = None) -> None:
+    def __init__(self, kind: LabelKind, threshold: float | None = None):
         self.kind = kind
         self.threshold = threshold
 

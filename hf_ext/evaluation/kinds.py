@@ -9,10 +9,9 @@ import numpy as np
 
 from .. import labels
 from ..errors import DataError
-from ..labels import UNKNOWN, LabelKind, Number, Outputs
+from ..labels import UNKNOWN, Array, BoolArray, FloatArray, IntArray, LabelKind, Number, Outputs
 from .alarms import Examined, examine_probabilities
 from .kind_rows import KindRows, Known, Names
-from .metrics.arrays import Array, BoolArray, FloatArray, IntArray
 from .metrics.classes import (
     CLASS_METRICS,
     MULTILABEL_METRICS,

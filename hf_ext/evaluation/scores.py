@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..labels import LabelKind
+from ..labels import Array, FloatArray, LabelKind
 from ..text import less_is_better
 from .kinds import metrics_of, rows_for
-from .metrics.arrays import Array, FloatArray
-from .metrics.regression import defined_values, mean_of_groups, per_group_spearman
+from .metrics.regression import GroupScore, defined_values, mean_of_groups, per_group_spearman
 from .metrics.rows import DEFAULT_THRESHOLD, MetricValue
 from .resampling import (
     ResamplingGroups,
@@ -164,26 +163,19 @@ def score_predictions(
             scores[name].update({"threshold": float(threshold), "base_rate": base})
     if group_names is not None:
         for name in metrics.of_groups:
-            scores[name] = _score_groups(
-                rows.predicted,
-                rows.measured,
-                group_names,
-                num_resamples,
-                confidence,
-                seed,
-            )
+            of_groups = per_group_spearman(rows.predicted, rows.measured, group_names)
+            score = _score_groups(of_groups, num_rows, num_resamples, confidence, seed)
+            scores[name] = {**score, "groups": of_groups}
     return scores
 
 
 def _score_groups(
-    predicted: FloatArray,
-    measured: FloatArray,
-    group_names: Sequence[Any],
+    of_groups: Mapping[str, GroupScore],
+    num_rows: int,
     num_resamples: int,
     confidence: float,
     seed: int,
 ) -> Score:
-    of_groups = per_group_spearman(predicted, measured, group_names)
     values = defined_values(of_groups)
     groups = ResamplingGroups.of("group", range(len(values)))
     samples = np.empty(0)
@@ -194,5 +186,4 @@ def _score_groups(
             num_resamples,
             seed,
         )
-    score = make_score(mean_of_groups(of_groups), samples, len(measured), confidence, groups)
-    return {**score, "groups": of_groups}
+    return make_score(mean_of_groups(of_groups), samples, num_rows, confidence, groups)

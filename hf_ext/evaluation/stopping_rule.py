@@ -94,7 +94,7 @@ class StoppingRule:
         confidence: float = 0.99,
         threshold: float | None = None,
         **options: Any,
-    ) -> None:
+    ):
         if rows is None:
             check_comparison(metric)
         self._rows = rows or partial(rows_for, None, threshold=threshold, metric=metric)

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ..baselines import columns_of
 from ..checkpoints import find_members, make_folder
 from ..data import DataArguments, SequenceCollator, TooLong, check_columns, check_inputs, column_names
 from ..errors import ArgumentError
 from ..evaluation import unpack_labelled
-from ..labels import LABEL, LabelKind, average
+from ..labels import LABEL, Array, LabelKind, average
 from ..property import (
     EvaluateArguments,
     bind_vectors,
@@ -64,7 +62,7 @@ class ScoredModel:
         args: FastTrainingArguments,
         kind: LabelKind,
         embeddings: str | None = None,
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Predicts for the rows, (n, ...), as scores take it; of a model as its own run scored them.
 
         Args:

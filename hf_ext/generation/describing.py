@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..evaluation import MODEL
 from ..files import Facts, Json
@@ -44,6 +44,11 @@ def score_rows(sets: Mapping[str, Facts]) -> list[list[object]]:
         for name, title in MEASURES.items()
         if any(name in each for each in sets.values())
     ]
+
+
+def gate_rows(gates: Sequence[Facts]) -> list[list[object]]:
+    """Returns a row per gate of a stage: its name, whether it passed, its value and why."""
+    return [[gate["name"], PASSED[gate["passed"]], units.format_cell(gate["value"]), gate["reason"]] for gate in gates]
 
 
 def describe(run: RunRecord) -> Page:
@@ -118,10 +123,9 @@ def _result_blocks(sets: Mapping[str, Facts], found: Facts) -> list[Block]:
 
 
 def _gate_blocks(found: Facts) -> list[Block]:
-    rows = [[g["name"], PASSED[g["passed"]], units.format_cell(g["value"]), g["reason"]] for g in found["gates"]]
     passed = "passed" if found["gates_passed"] else "did not pass"
     text = Text(f"Stage {found['stage']} {passed} its gates.")
-    return [text, Table(["gate", "", "value", "why"], rows, fold="All gates")]
+    return [text, Table(["gate", "", "value", "why"], gate_rows(found["gates"]), fold="All gates")]
 
 
 def _use(model: Facts) -> list[str]:

@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from .kind import LabelKind
     from .number import Number
     from .numbers import Numbers
-    from .outputs import LABEL, PREDICTION, PROBABILITY, Columns, Outputs, average
+    from .outputs import (
+        LABEL,
+        PREDICTION,
+        PROBABILITY,
+        Array,
+        BoolArray,
+        Columns,
+        FloatArray,
+        IntArray,
+        Outputs,
+        average,
+    )
     from .residue_numbers import ResidueNumbers
     from .residues import ResidueClasses
     from .rules import KINDS, ONE_NUMBER, STREAM_TASK, STREAMED, choose_task, kind_from_state, make_kind

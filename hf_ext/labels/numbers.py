@@ -174,7 +174,7 @@ class Numbers(ColumnKind, NumericKind):
         return dict(zip(self.score_columns, np.transpose(predictions)))
 
 
-def find_placeholders(labels: np.ndarray, bounds: np.ndarray, column: str, rows: np.ndarray) -> list[RowError]:
+def find_placeholders(labels: Array, bounds: Array, column: str, rows: Array) -> list[RowError]:
     """Refuses nines (-999, 9999, ...) that stand far outside of all other labels; a bound (`<=999`) is none.
 
     Certain cases only: a negative one among labels of which none is negative, or one that is ten times the range of the

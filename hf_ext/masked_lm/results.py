@@ -13,7 +13,7 @@ from transformers import EvalPrediction
 from ..data import RARE, STANDARD, UNKNOWN_RESIDUE, MaskedLMCollator, read_columns
 from ..evaluation import MODEL, judge
 from ..files import Json
-from ..labels import UNKNOWN
+from ..labels import UNKNOWN, Array
 from ..tasks import check_scored
 from ..text import format_table
 
@@ -59,7 +59,7 @@ class UnigramBaseline:
         residue_ids: the ids that residues can have; each counts once more, so that none is impossible.
     """
 
-    def __init__(self, counts: np.ndarray, residue_ids: np.ndarray):
+    def __init__(self, counts: Array, residue_ids: Array):
         smoothed = np.zeros(len(counts))
         smoothed[residue_ids] = counts[residue_ids] + 1
         self.most_frequent = int(smoothed.argmax())
@@ -79,7 +79,7 @@ class UnigramBaseline:
         np.add.at(counts, table, letters)
         return cls(counts, np.unique(table[[*(STANDARD + UNKNOWN_RESIDUE + RARE).encode()]]))
 
-    def sum_rows(self, labels: np.ndarray) -> np.ndarray:
+    def sum_rows(self, labels: Array) -> Array:
         """Sums as the function of that name, (n, 3) float64; labels are (n, tokens), -100 where none is asked."""
         chosen = labels != UNKNOWN
         asked = np.where(chosen, labels, self.most_frequent)

@@ -55,7 +55,7 @@ class NumberLoss:
         config: of an `AffinityModel`.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any):
         self.config = config
 
     def of_labels(self, output: Tensor, labels: Tensor, bounds: Tensor | None) -> Tensor:

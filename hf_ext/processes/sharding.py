@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env
+from torch import Tensor
 from transformers.integrations import deepspeed as integration
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ def _read(args: Any, key: str, default: object) -> Any:
     return default if value is None else value
 
 
-def num_elements(parameter: torch.Tensor) -> int:
+def num_elements(parameter: Tensor) -> int:
     """Counts elements of a whole weight, also where ZeRO-3 left a shard of it or nothing here."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def own_shard(parameter: torch.Tensor) -> torch.Tensor:
+def own_shard(parameter: Tensor) -> Tensor:
     """Returns this process's shard of a weight that ZeRO-3 splits; any other tensor as it is."""
     return getattr(parameter, "ds_tensor", parameter)
 

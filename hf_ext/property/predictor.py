@@ -59,9 +59,7 @@ class AffinityPredictor:
         others: of a folder of several models (`--folds`, `--num_seeds`), those beside this one: predictions are means.
     """
 
-    def __init__(
-        self, model: AffinityModel, collator: SequenceCollator, *, device: str | torch.device | None = None
-    ) -> None:
+    def __init__(self, model: AffinityModel, collator: SequenceCollator, *, device: str | torch.device | None = None):
         self.device = torch.device(device) if device is not None else find_device()
         self.collator = collator
         self.others: Sequence[AffinityPredictor] = ()

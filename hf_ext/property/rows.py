@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from numpy.typing import NDArray
 
 from ..data import (
     SPLIT_CLUSTER,
@@ -27,6 +26,7 @@ from ..embeddings import VectorFile
 from ..errors import ArgumentError
 from ..evaluation import ResamplingGroups, metrics_of
 from ..files import Facts, Json
+from ..labels import BoolArray
 from ..models import AffinityModel
 from ..reporting import summarize_data
 from .arguments import AffinityArguments
@@ -226,7 +226,7 @@ def describe_groups(groups: ResamplingGroups | None) -> list[str]:
     return [f"Intervals resample the {groups.describe()} behind {rows}, and speak about further values of it."]
 
 
-def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:
+def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[str, BoolArray], list[str]]:
     """Finds rows of `asked` whose sequence is not in `train`, in each column and in all columns together.
 
     Args:
@@ -239,7 +239,7 @@ def find_slices(train: Any, asked: Any, columns: Sequence[str]) -> tuple[dict[st
 
     Cost: one pass over the columns.
     """
-    slices: dict[str, NDArray[np.bool_]] = {}
+    slices: dict[str, BoolArray] = {}
     counts = []
     parts = {name: [name] for name in columns}
     if len(columns) > 1:

@@ -32,7 +32,7 @@ from ..evaluation import (
     unpack_std,
 )
 from ..files import Facts, Json
-from ..labels import LabelKind, Number
+from ..labels import Array, LabelKind, Number
 from ..reporting import Leaks, Score, describe_repeated, fit_notes, from_json, resampled
 from ..text import format_table, units
 from .arguments import AffinityArguments
@@ -82,8 +82,8 @@ class SplitScores:
         stds: (n,) of the model's predictions, where it says so.
     """
 
-    outputs: np.ndarray
-    labels: np.ndarray
+    outputs: Array
+    labels: Array
     verdict: Verdict
     scores: Scores = field(default_factory=dict)
     classes: Scores = field(default_factory=dict)
@@ -93,9 +93,9 @@ class SplitScores:
     notes: list[str] = field(default_factory=list)
     groups: ResamplingGroups | None = None
     kind: LabelKind = field(default_factory=Number)
-    predicted_by: Mapping[str, np.ndarray] = field(default_factory=dict)
+    predicted_by: Mapping[str, Array] = field(default_factory=dict)
     tuned: Verdict | None = None
-    stds: np.ndarray | None = None
+    stds: Array | None = None
 
     def to_dict(self) -> Json:
         """Returns what `all_results.json` holds of it."""
@@ -256,8 +256,8 @@ def score_rows(
 class Compared:
     """Predictions by name of predictor and the labels of the same rows, (n,) each, and how they are scored."""
 
-    predictors: Mapping[str, np.ndarray]
-    labels: np.ndarray
+    predictors: Mapping[str, Array]
+    labels: Array
     kind: LabelKind
     threshold: float | None
     seed: int
@@ -282,7 +282,7 @@ class Compared:
             for name, rows in self.rows.items()
         }
 
-    def score_slice(self, name: str, rows: np.ndarray) -> Json:
+    def score_slice(self, name: str, rows: Array) -> Json:
         """Scores of some of the rows, (n,) bool."""
         parts = {one: predicted[rows] for one, predicted in self.predictors.items()}
         part = replace(

@@ -48,7 +48,7 @@ class BatchCounter:
         flops_unknown: why `flops` is not counted, or an empty text.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Any = None):
         ids = [getattr(tokenizer, name, None) for name in _FRAMING] if spells_residues(tokenizer) else []
         self._framing = [index for index in ids if index is not None]
         self._pad_token_id = getattr(tokenizer or getattr(model, "config", None), "pad_token_id", None)

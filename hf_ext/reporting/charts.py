@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import DataError
 from ..files import Facts, Json, StrPath, replacing
-from ..labels import LabelKind
+from ..labels import Array, LabelKind
 from ..text import is_finite, less_is_better
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _draw_curve(axes: Axes, name: str, curve: Mapping[float, float], metric: str
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def scatter_chart(measured: np.ndarray, predicted: np.ndarray, label: str) -> Chart | None:
+def scatter_chart(measured: Array, predicted: Array, label: str) -> Chart | None:
     """Draws predicted against measured values, [n] each, on equal axes with the identity line; None if none are finite.
 
     Up to 1,500 rows are dots; more are hexagons coloured by the number of rows, on a logarithmic scale.
@@ -224,7 +224,7 @@ def scatter_chart(measured: np.ndarray, predicted: np.ndarray, label: str) -> Ch
     return Chart(figure, alt, f"Prediction against measurement, {drawn}. {see}{note}")
 
 
-def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
+def _draw_rows(axes: Axes, xs: Array, ys: Array) -> str:
     """Draws dots, or hexagons for many rows; returns what is drawn, for the caption."""
     if len(xs) <= MAX_DOTS:
         axes.scatter(xs, ys, s=26, color=SERIES[0], alpha=0.5, linewidths=0, zorder=2)
@@ -237,7 +237,7 @@ def _draw_rows(axes: Axes, xs: np.ndarray, ys: np.ndarray) -> str:
     return f"{len(xs):,} test rows in cells, stronger in colour with more rows (at most {most:,})"
 
 
-def position_chart(errors: np.ndarray, sequences: Sequence[str], wild_type: str) -> Chart | None:
+def position_chart(errors: Array, sequences: Sequence[str], wild_type: str) -> Chart | None:
     """Draws the mean absolute error of rows by the position that they substitute in a wild type; None where none does.
 
     Args:

@@ -64,7 +64,7 @@ class ThroughputCallback(TrainerCallback):
         tokenizer: Any = None,
         warmup_steps: int = WARMUP_STEPS,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    ):
         self.model = model
         self.tokenizer = tokenizer
         self.packs = False  # whether the model leaves out the padding of its batches

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..checkpoints import export_bytes, save_checkpoint_weights, save_weights, write_model_manifest
@@ -59,7 +58,7 @@ class Exporter:
         self,
         folder: Path,
         model: PreTrainedModel | PeftModel,
-        state_dict: dict[str, torch.Tensor] | None = None,
+        state_dict: dict[str, Tensor] | None = None,
         is_checkpoint: bool = False,
     ) -> None:
         """Writes all files of a model that can save itself into a staging folder, then replaces the old ones.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, ModelCard
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_utils import HubStrategy
 
 from ..errors import ArgumentError, HfExtError, RunEnded
@@ -177,15 +177,13 @@ class Pusher(TrainerCallback):
         """Blocks until all is sent, or the main process's clock reads `end`; all processes call it."""
         self._team.wait_while(lambda: self._is_sending() and time.monotonic() < end)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, *event: object, **kwargs: object) -> None:
         """Waits for the push under way, and makes up for one that failed.
 
         Half an hour at most, after a stop a few seconds. What is not on the Hub then is left.
         """
         newest = self._saver.saved_step
-        if not args.push_to_hub or newest is None:
+        if not self._trainer.args.push_to_hub or newest is None:
             return
         limit_s = END_WAIT_S if self._stopper.reason is None else GRACE_S
         end = time.monotonic() + limit_s

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -316,12 +317,12 @@ class Saver:
 
 
 def _optimizer_tensors(
-    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
     """Yields every tensor of an optimizer's state, as "exp_avg of head.weight"."""
     known = {id(parameter): name for name, parameter in named_parameters}
     owners = [known.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
     for index, states in optimizer.state_dict()["state"].items():
         for key, value in states.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 yield f"{key} of {owners[index]}", value

@@ -60,7 +60,7 @@ class Run:
         log: prints, and appends to `run.log`; only of the main process.
     """
 
-    def __init__(self, task: Any, parser: FastArgumentParser, parsed: Sequence[Any]) -> None:
+    def __init__(self, task: Any, parser: FastArgumentParser, parsed: Sequence[Any]):
         self.task = task
         self.parser = parser
         self.explicit = parser.explicit

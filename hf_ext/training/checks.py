@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from ..arguments import check_choices, name_nearest
 from ..data import has_numbered_rows
@@ -72,12 +72,10 @@ class Checks(TrainerCallback):
         if fraction > 0.5:
             logger.warning("%s", text)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_pre_optimizer_step(self, *event: object, **kwargs: object) -> None:
         """Names, in the first step, weights that a loss of the user's, or of a model from elsewhere, does not reach."""
         trainer = self._trainer
-        if state.global_step > 0 or self._backend.is_sharded or not self._losses.decide().is_foreign:
+        if trainer.state.global_step > 0 or self._backend.is_sharded or not self._losses.decide().is_foreign:
             return
         missing = [name for name, p in trainer.model.named_parameters() if p.requires_grad and p.grad is None]
         if missing:

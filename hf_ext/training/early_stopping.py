@@ -23,6 +23,7 @@ from ..evaluation import (
     Summed,
 )
 from ..files import Json
+from ..labels import Array
 from ..processes import Team
 from ..text import less_is_better
 from ..training_args import FastTrainingArguments
@@ -44,8 +45,8 @@ class Evaluation:
         name: key of a dictionary of evaluation sets, or "".
     """
 
-    predictions: np.ndarray
-    labels: np.ndarray
+    predictions: Array
+    labels: Array
     name: str
 
 
@@ -117,7 +118,7 @@ class EarlyStopping:
         prefix = f"eval_{self._set}_" if self._set else "eval_"
         return {f"{prefix}improvement{end}": value for end, value in values.items() if value is not None}
 
-    def _make_rule(self, labels: np.ndarray) -> StoppingRule:
+    def _make_rule(self, labels: Array) -> StoppingRule:
         """Makes the rule of this run's rows, as the checkpoint has it where that is of the same rows."""
         args = self._trainer.args
         compute = self._trainer.compute_metrics
@@ -227,7 +228,7 @@ def choose_metric(args: FastTrainingArguments, eval_dataset: object, compute_met
 
 
 def check_metric_on_rows(
-    args: TrainingArguments, compute_metrics: object, dataset: Rows, name: str, rows: np.ndarray | None
+    args: TrainingArguments, compute_metrics: object, dataset: Rows, name: str, rows: Array | None
 ) -> None:
     """Refuses a `metric_for_best_model` that has no value on the rows of the evaluations, whatever is predicted.
 
@@ -250,7 +251,7 @@ def check_metric_on_rows(
         )
 
 
-def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any) -> tuple[np.ndarray, np.ndarray]:
+def comparable_columns(evaluation: Evaluation, metric: str, compute_metrics: Any) -> tuple[Array, Array]:
     """Returns an evaluation's labels and predictions as `StoppingRule` takes them, (n,) each.
 
     Raises:

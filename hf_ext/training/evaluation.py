@@ -337,10 +337,9 @@ class Evaluator(TrainerCallback):
                 "--eval_subset use --early_stopping_patience, which compares the same rows."
             )
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, *event: object, **kwargs: object) -> None:
         """Clears a best metric that is not finite, such as what Trainer began to look for the best from."""
+        state = self._trainer.state
         if state.best_metric is not None and not math.isfinite(state.best_metric):
             state.best_metric = None
 

@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import datasets
-import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
@@ -71,7 +70,7 @@ class Host(Protocol):
     current_gradient_accumulation_steps: int
     _globalstep_last_logged: int
     _total_loss_scalar: float
-    _tr_loss: torch.Tensor
+    _tr_loss: Tensor
     _train_batch_size: int
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -80,7 +79,7 @@ class Host(Protocol):
     def loss_counts_items(self) -> bool:
         """Returns whether the loss is a sum over items by their number in the step; `FastTrainer`'s."""
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor) -> Tensor:
         """Does what `Trainer.training_step` does."""
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:

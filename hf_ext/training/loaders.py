@@ -11,7 +11,7 @@ import datasets
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 from torch.utils.data import IterableDataset as TorchIterableDataset
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import seed_worker
 
 from ..data import (
@@ -223,12 +223,11 @@ class Loaders(TrainerCallback):
 
     # --- a run ------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, **kwargs: object) -> None:
         """Says what a continued run cannot go on with exactly."""
+        state = self._trainer.state
         self._epoch = int(state.epoch or 0)
-        if state.global_step and not args.ignore_data_skip:
+        if state.global_step and not self._trainer.args.ignore_data_skip:
             for problem in self._name_inexact(kwargs.get("train_dataloader")):
                 logger.warning("%s: this run may go on otherwise than if it had not ended (docs/limits.md).", problem)
 
@@ -241,14 +240,7 @@ class Loaders(TrainerCallback):
         if getattr(trainer.data_collator, "mlm", False):  # of transformers; whether others draw is not known
             yield f"{type(trainer.data_collator).__name__} draws masks at random, which MaskedLMCollator does not"
 
-    def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader | None = None,
-        **kwargs: object,
-    ) -> None:
+    def on_epoch_begin(self, *event: object, train_dataloader: DataLoader | None = None, **kwargs: object) -> None:
         """Tells samplers the epoch: accelerate 1.15 reaches no further than it must, and not behind what is skipped."""
         sampler = getattr(train_dataloader, "batch_sampler", None)
         while sampler is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..data import has_numbered_rows
@@ -75,9 +75,7 @@ class NanGuard(TrainerCallback):
         self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return self._norm
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, *event: object, model: Any = None, **kwargs: object) -> None:
         """Forgets the step before: the first micro-batch of a step comes next."""
         self.losses = []
         self._norm = None
@@ -87,15 +85,11 @@ class NanGuard(TrainerCallback):
             self._run.padding.forget()
 
     def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader | None = None,
-        **kwargs: object,
+        self, *event: object, train_dataloader: DataLoader | None = None, **kwargs: object
     ) -> None:
         """Checks the complete and clipped gradients: goes on, or raises on all processes alike."""
         trainer = self._trainer
+        state = trainer.state
         if not trainer.is_in_train:  # a loop of the user's own
             return
         finite_loss, finite_gradient, is_unread = self._read()

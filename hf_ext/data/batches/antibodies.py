@@ -21,14 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ...errors import DataError
-from ...labels import UNKNOWN, shorten
+from ...labels import UNKNOWN, Array, shorten
 from ..columns import factorize, read_columns
 from ..proteins import RARE, STANDARD, UNKNOWN_RESIDUE
 from .tokenization import ResidueTokenizer
 from .varlen_layout import LayoutMaker
 
 ANTIGEN_TOKENIZER = "tokenizers/0"  # in a generator's folder
-StatesOf = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
+StatesOf = Callable[[Sequence[Array]], list[torch.Tensor]]
 
 PAD = "<pad>"
 BOS = "<bos>"
@@ -90,7 +90,7 @@ class PairEncoder:
         self.antigens = ResidueTokenizer(tokenizer or self.tokenizer)
         self.pairs = ResidueTokenizer(self.tokenizer, num_chains=2)
 
-    def encode_antigens(self, antigens: Sequence[str]) -> list[np.ndarray]:
+    def encode_antigens(self, antigens: Sequence[str]) -> list[Array]:
         """Returns (tokens,) int64 each: `<bos> antigen <eos>`, or as the tokenizer given frames a sequence.
 
         Raises:
@@ -105,7 +105,7 @@ class PairEncoder:
                 )
         return _unpadded(self.antigens(antigens))
 
-    def encode_pairs(self, heavies: Sequence[str], lights: Sequence[str | None] | None = None) -> list[np.ndarray]:
+    def encode_pairs(self, heavies: Sequence[str], lights: Sequence[str | None] | None = None) -> list[Array]:
         """Returns (tokens,) int64 each: `<bos> heavy <sep> light <eos>`, without `<sep>` where `light` is None or "".
 
         Raises:
@@ -230,7 +230,7 @@ class AntibodyCollator:
         if self.antigen_tokenizer is not None:
             self.antigen_tokenizer.save_pretrained(Path(folder) / ANTIGEN_TOKENIZER)
 
-    def count_tokens(self, dataset: Any) -> np.ndarray:
+    def count_tokens(self, dataset: Any) -> Array:
         """Returns (rows, 2), int64: tokens of each row's antigen and of its antibody, which are padded each on its own.
 
         An upper bound of what is computed: an antigen that several rows of a batch share counts in each.
@@ -240,11 +240,11 @@ class AntibodyCollator:
         return np.array(tokens, np.int64).reshape(-1, 2)
 
 
-def _pad(rows: Sequence[np.ndarray], value: int) -> torch.Tensor:
+def _pad(rows: Sequence[Array], value: int) -> torch.Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
-def _unpadded(batch: dict[str, Any]) -> list[np.ndarray]:
+def _unpadded(batch: dict[str, Any]) -> list[Array]:
     return [ids[mask].numpy() for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool())]
 
 

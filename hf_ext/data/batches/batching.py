@@ -16,6 +16,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from ...errors import DataError
+from ...labels import Array
 from ..columns import column_names, read_column
 
 REACH = 0.005  # how far a row moves among the batches of an epoch sorted by length, as a share of them
@@ -68,7 +69,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | np.ndarray,
+        lengths: Sequence[int] | Array,
         max_tokens: int,
         *,
         seed: int,
@@ -139,13 +140,13 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         """Returns the plan without any randomness, which needs about the fewest batches."""
         return self._cut(np.argsort(-self.totals if self.packed else self.totals, kind="stable"))
 
-    def _cut(self, order: np.ndarray) -> Batches:
+    def _cut(self, order: Array) -> Batches:
         if self.packed:
             return pack_best_fit(self.totals, order, self.max_tokens, self.max_batch_size)
         return cut_padded(self.lengths, order, self.max_tokens, self.max_batch_size)
 
 
-def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Batches:
+def batches_by_tokens(lengths: Sequence[int] | Array, max_tokens: int) -> Batches:
     """Returns row numbers, the longest row first, in batches whose rows times their longest stay within `max_tokens`.
 
     What does not fit into memory then fails at once. A row that alone is above the budget is a batch.
@@ -159,7 +160,7 @@ def batches_by_tokens(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> B
     return []
 
 
-def cut_padded(lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None = None) -> Batches:
+def cut_padded(lengths: Array, order: Array, max_tokens: int, max_batch_size: int | None = None) -> Batches:
     """Cuts rows in the given order into batches whose padded size stays within `max_tokens`.
 
     Args:
@@ -180,7 +181,7 @@ def cut_padded(lengths: np.ndarray, order: np.ndarray, max_tokens: int, max_batc
     return [*batches, batch]
 
 
-def pack_best_fit(totals: np.ndarray, order: np.ndarray, max_tokens: int, max_batch_size: int | None) -> Batches:
+def pack_best_fit(totals: Array, order: Array, max_tokens: int, max_batch_size: int | None) -> Batches:
     """Puts each row, in the given order, into the fullest batch that still holds it, else into a new one.
 
     Args:
@@ -218,7 +219,7 @@ def split_batches(batches: Batches, count: int) -> Batches:
     return [split[i % len(split)] for i in range(max(count, len(split)))]
 
 
-def count_tokens(dataset: object, collator: Any, length_column: str = "length") -> np.ndarray:
+def count_tokens(dataset: object, collator: Any, length_column: str = "length") -> Array:
     """Counts tokens per row and input as the collator will make them, special ones included.
 
     Args:

@@ -46,8 +46,8 @@ def check_inputs(collator: Any, splits: Facts, source: str | None = None) -> dic
         lengths: list[int] = []
         letters = np.zeros(256, np.int64)
         longest: tuple[int, Any] = (0, ())
-        for block in chain(*(iter_blocks(_take(split)) for split in splits.values())):
-            rows = read_columns(block, columns)
+        for block in chain(*(iter_blocks(split) for split in splits.values())):
+            rows = read_columns(block, columns, STREAM_CHECK_ROWS)
             keys += map(hash, rows)
             counted = [sum(map(len, row)) for row in rows]
             lengths += counted
@@ -105,13 +105,10 @@ def _list_rows(
     """Lists rows whose number of residues `is_listed`: how many are `what`, and the first ones."""
     found = []
     for split_name, split in splits.items():
-        for number, row in enumerate(_take(split), 1):
+        taken = split if hasattr(split, "__len__") else islice(split, STREAM_CHECK_ROWS)
+        for number, row in enumerate(taken, 1):
             length = sum(len(row[column]) for column in columns)
             if is_listed(length):
                 found.append(f"row {row.get('source_row', number)} of {split_name} ({length:,} residues)")
     total = f"{len(found):,} row{'s are' if len(found) > 1 else ' is'}"
     return f"{total} {what}: {list_some(found, MAX_LISTED)}"
-
-
-def _take(split: Any) -> Any:
-    return split if hasattr(split, "__len__") else [*islice(split, STREAM_CHECK_ROWS)]

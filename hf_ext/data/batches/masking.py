@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...errors import ArgumentError, DataError
-from ...labels import UNKNOWN
+from ...labels import UNKNOWN, Array
 from ..columns import row_lengths
 from ..proteins import STANDARD
 from .tokenization import ResidueTokenizer
@@ -34,7 +34,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
 
 
-def splitmix64(seeds: np.ndarray, num: int) -> np.ndarray:
+def splitmix64(seeds: Array, num: int) -> Array:
     """Computes the first `num` outputs of the SplitMix64 generator for each seed.
 
     Args:
@@ -130,7 +130,7 @@ class MaskedLMCollator:
         batch["input_ids"] = torch.from_numpy(ids)
         return batch if self.layout is None else self.layout.add_to(batch)
 
-    def count_tokens(self, dataset: object) -> np.ndarray:
+    def count_tokens(self, dataset: object) -> Array:
         """Counts tokens of each row, special ones included, after the crop: (rows, 1), int64."""
         (tokenizer,) = self.tokenizers.values()
         residues = np.array(row_lengths(dataset, self.columns), np.int64)
@@ -140,7 +140,7 @@ class MaskedLMCollator:
         """Encodes input `name` into `ResidueTokenizer`'s tensors, neither cropped nor masked."""
         return self.tokenizers[name](*chains)
 
-    def _keys(self, rows: Sequence[Mapping[str, Any]], sequences: Sequence[tuple[str, ...]]) -> np.ndarray:
+    def _keys(self, rows: Sequence[Mapping[str, Any]], sequences: Sequence[tuple[str, ...]]) -> Array:
         """Computes the seeds of a row's four streams, (n, 4) uint64."""
         epoch = int(self._epoch)
         digests = []
@@ -149,7 +149,7 @@ class MaskedLMCollator:
             digests.append(hashlib.blake2b(text.encode(), digest_size=32).digest())
         return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, 4)
 
-    def _crop(self, chains: list[list[str]], seeds: np.ndarray) -> list[list[str]]:
+    def _crop(self, chains: list[list[str]], seeds: Array) -> list[list[str]]:
         limit = self.max_residues
         longest = max(sum(map(len, row)) for row in zip(*chains))
         if limit is None or longest <= limit:
@@ -163,7 +163,7 @@ class MaskedLMCollator:
         return [[sequence[start : start + limit] for sequence, start in zip(chains[0], starts)]]
 
 
-def choose_residues(is_residue: np.ndarray, draws: np.ndarray, probability: float) -> np.ndarray:
+def choose_residues(is_residue: Array, draws: Array, probability: float) -> Array:
     """Chooses the residues to predict: those whose draw is below `probability`, at least one per row that has any.
 
     Args:

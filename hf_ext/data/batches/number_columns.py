@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import Facts, Json
-from ...labels import RowError, check_number, drop_zeros, is_missing, show_names, write_name
+from ...labels import Array, FloatArray, RowError, check_number, drop_zeros, is_missing, show_names, write_name
 from ..cleaning import format_errors
-from ..columns import read_column, read_columns
+from ..columns import RowNumbers, read_column, read_columns
 from ..reading import SOURCE_ROW
 
 MAX_CATEGORIES = 100
 
 
 @dataclass(frozen=True)
-class NumberColumns:
+class NumberColumns(RowNumbers):
     """What training rows have in columns beside their sequences, and the numbers that rows become by it.
 
     Attributes:
@@ -61,23 +61,10 @@ class NumberColumns:
                 )
         return cls(measured, named)
 
-    @classmethod
-    def from_state(cls, state: Facts | None) -> NumberColumns:
-        """Reads back what `state` returned; None: no columns."""
-        return cls(**(state or {}))
-
-    def state(self) -> Json | None:
-        """Returns what a model stores, JSON-able; None without columns."""
-        return asdict(self) if self.columns else None
-
     @property
     def columns(self) -> list[str]:
         """Names of the columns that rows must have."""
         return [*self.numeric, *self.categories]
-
-    def __len__(self) -> int:
-        """Counts the numbers of a row."""
-        return self.matrix([]).shape[1]
 
     def matrix(self, rows: Any) -> NDArray[np.float32]:
         """Computes the numbers of rows, map-style or a list: (n, `len(self)`).
@@ -85,7 +72,7 @@ class NumberColumns:
         Of each numeric column the value less the mean, by the standard deviation, 0 where it is missing; then, where
         training rows lack some, 1 where it is missing. Of each category 1 in the rows that have it.
         """
-        blocks: list[NDArray[Any]] = [np.zeros((len(rows), 0))]
+        blocks: list[Array] = [np.zeros((len(rows), 0))]
         for name, one in self.numeric.items():
             values = _read_numbers(rows, name)
             blocks.append(np.nan_to_num((values - one["mean"]) / one["std"])[:, None])
@@ -146,6 +133,6 @@ def _read_names(rows: Any, name: str) -> list[str]:
     return [_name(cell) for cell in read_column(rows, name)]
 
 
-def _read_numbers(rows: Any, name: str) -> NDArray[np.float64]:
+def _read_numbers(rows: Any, name: str) -> FloatArray:
     """Reads a column, (n,), NaN where it is missing."""
     return np.array([check_number(cell).value for cell in read_column(rows, name)], np.float64)

@@ -54,7 +54,7 @@ class SequenceFeatures:
         train: Columns,
         others: Sequence[Columns] = (),
         most: int = MAX_FEATURES,
-    ) -> None:
+    ):
         varying = [i for i, column in enumerate(train) if len(set(column)) > 1]
         self.names: list[str] = []
         self._columns: dict[int, _Column] = {}

@@ -99,9 +99,7 @@ class StreamBatchSampler(Sampler[list[Any]]):
     batch_size = None  # Accelerate: these are no row numbers that it could count or complete
     drop_last = False
 
-    def __init__(
-        self, stream: Any, rows_per_batch: int, *, pass_column: str | None = None, num_remembered: int = 1024
-    ) -> None:
+    def __init__(self, stream: Any, rows_per_batch: int, *, pass_column: str | None = None, num_remembered: int = 1024):
         self.stream = stream
         self.rows_per_batch = rows_per_batch
         self.pass_column = pass_column

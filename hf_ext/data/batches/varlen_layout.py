@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ...labels import UNKNOWN
@@ -54,10 +55,10 @@ class VarlenLayout(_Movable):
     """
 
     lengths: tuple[int, ...]
-    indices: torch.Tensor
-    cu_seqlens: torch.Tensor
-    slots: torch.Tensor
-    is_token: torch.Tensor
+    indices: Tensor
+    cu_seqlens: Tensor
+    slots: Tensor
+    is_token: Tensor
     shape: tuple[int, int]
     max_length: int
     num_filled: int = 0
@@ -65,7 +66,7 @@ class VarlenLayout(_Movable):
     has_holes: bool = False
 
     @classmethod
-    def from_mask(cls, mask: torch.Tensor, round_up: bool = False) -> VarlenLayout:
+    def from_mask(cls, mask: Tensor, round_up: bool = False) -> VarlenLayout:
         """Builds the layout of an attention mask (n, width), non-zero where a token is; rows may be padded anywhere.
 
         Args:
@@ -103,7 +104,7 @@ class VarlenLayout(_Movable):
         )
 
     @property
-    def columns(self) -> torch.Tensor:
+    def columns(self) -> Tensor:
         """(1, T), int64: the column of each token in the padded batch, which is its position; 0 in the filling."""
         return pad(self.indices % self.shape[1], (0, self.num_filled))[None]
 
@@ -116,18 +117,18 @@ class VarlenLayout(_Movable):
                 yield start, count, length
             start += count * length
 
-    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+    def pack(self, padded: Tensor) -> Tensor:
         """Packs (n, width, ...) to (1, T, ...); the filling is zero."""
         packed = padded.flatten(0, 1).index_select(0, self.indices)
         if self.num_filled:
             packed = torch.cat([packed, packed.new_zeros(self.num_filled, *packed.shape[1:])])
         return packed[None]
 
-    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+    def unpack(self, packed: Tensor) -> Tensor:
         """Unpacks (1, T, ...) to (n, width, ...), zero where padding was."""
         return self.scatter(packed).unflatten(0, self.shape)
 
-    def scatter(self, packed: torch.Tensor, filler: torch.Tensor | None = None) -> torch.Tensor:
+    def scatter(self, packed: Tensor, filler: Tensor | None = None) -> Tensor:
         """Unpacks to (n * width, ...); with `filler` (...) in place of zeros."""
         rows, width = self.shape
         real, _ = packed.squeeze(0).split([len(self.indices), self.num_filled])  # a slice's gradient is filled up
@@ -154,7 +155,7 @@ class BatchLayout(_Movable):
 
     shape: tuple[int, ...]
     segments: VarlenLayout | None = None
-    labelled: torch.Tensor | None = None
+    labelled: Tensor | None = None
 
 
 @dataclass
@@ -177,7 +178,7 @@ class LayoutMaker:
         return {**batch, "layout": BatchLayout(tuple(batch["input_ids"].shape), segments, labelled)}
 
 
-def locate_labels(labels: torch.Tensor) -> torch.Tensor:
+def locate_labels(labels: Tensor) -> Tensor:
     """Returns where in the flattened `labels` a label stands, (k,), int64. Cost: one read from the device."""
     return labels.flatten().ne(UNKNOWN).nonzero().squeeze(1)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import ArrayLike, NDArray
 
-from ..columns import read_column
+from ..columns import RowNumbers, read_column
 from ..proteins import STANDARD
 from ..splits import draw_rows
 from .substitutions import OTHER, Numbers, Substitutions, find_substitutions
@@ -36,7 +36,7 @@ BLOSUM62 = """
 
 
 @dataclass(frozen=True)
-class Variants:
+class Variants(RowNumbers):
     """What training rows substitute in a wild type, and the numbers that rows become by it.
 
     Attributes:
@@ -85,19 +85,6 @@ class Variants:
         drawn = train.select(rows) if isinstance(train, Dataset) else [train[i] for i in rows]
         deviations = replace(self, scales=()).matrix(drawn).std(axis=0)
         return replace(self, scales=(1 / np.maximum(deviations, LEAST_DEVIATION)).tolist())
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any] | None) -> Variants:
-        """Reads back what `state` returned; None: no variants."""
-        return cls(**(state or {}))
-
-    def state(self) -> dict[str, Any] | None:
-        """Returns what a model stores, JSON-able; None where there are no variants."""
-        return asdict(self) if self.column else None
-
-    def __len__(self) -> int:
-        """Counts the numbers of a row."""
-        return self.matrix([]).shape[1]
 
     def matrix(self, rows: Dataset | Sequence[Any]) -> NDArray[np.float32]:
         """Computes the numbers of rows, map-style or a list: (n, `len(self)`), all 0 of the wild type.

@@ -10,11 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-
-Array = NDArray[Any]
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
+from ...labels import Array, FloatArray, IntArray
 
 
 def to_numpy(values: Any) -> Array:

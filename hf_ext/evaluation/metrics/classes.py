@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .arrays import Array, BoolArray, FloatArray, IntArray, count_not_finite, divide
+from ...labels import BoolArray
+from .arrays import Array, FloatArray, IntArray, count_not_finite, divide
 from .ranks import Once, Ranking, sort_ties
 from .rows import Counted, Rows, Summed
 
@@ -50,7 +51,7 @@ class Classification(Rows):
         classes: Sequence[str],
         row: IntArray,
         num_rows: int,
-    ) -> None:
+    ):
         super().__init__(num_rows)
         self._row = row
         self._labels = labels
@@ -183,7 +184,7 @@ class Multilabel(Rows):
     Cost: with 5,000 rows and 1,000 resamples 0.1 s of each label for `average_precision`, 1 s for the others.
     """
 
-    def __init__(self, probabilities: Array, labels: FloatArray) -> None:
+    def __init__(self, probabilities: Array, labels: FloatArray):
         super().__init__(len(labels))
         self._probabilities = probabilities
         self._known = np.isfinite(labels)

@@ -30,7 +30,7 @@ class ResidueRegression(Regression):
     Cost: that of as many rows as there are proteins, and 0.1 ms per protein for Spearman.
     """
 
-    def __init__(self, predicted: FloatArray, measured: FloatArray, row: IntArray, num_rows: int) -> None:
+    def __init__(self, predicted: FloatArray, measured: FloatArray, row: IntArray, num_rows: int):
         super().__init__(predicted, measured)
         self.num_rows = num_rows
         self._row = row
@@ -76,7 +76,7 @@ class SeveralNumbers(Rows):
     Cost: that of k regressions.
     """
 
-    def __init__(self, predicted: FloatArray, measured: FloatArray, columns: Sequence[str]) -> None:
+    def __init__(self, predicted: FloatArray, measured: FloatArray, columns: Sequence[str]):
         super().__init__(len(measured))
         self._rows: dict[str, IntArray] = {}
         self._parts: dict[str, Regression] = {}

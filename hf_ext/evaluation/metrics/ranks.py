@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import BoolArray, FloatArray, IntArray, divide
+from ...labels import BoolArray
+from .arrays import FloatArray, IntArray, divide
 
 
 class Once:
     """A function of counts that several metrics read: of the same array of counts it is computed once."""
 
-    def __init__(self, compute: Callable[[FloatArray], Any]) -> None:
+    def __init__(self, compute: Callable[[FloatArray], Any]):
         self._compute = compute
         self._counts: Callable[[], FloatArray | None] = lambda: None
         self._found: Any = None
@@ -76,7 +77,7 @@ class Ranking:
         scores: FloatArray,
         is_hit: BoolArray,
         rows: IntArray | None = None,
-    ) -> None:
+    ):
         order, ends = sort_ties(-scores)
         begins = np.append(0, ends[:-1] + 1)
         place_of_hit = np.flatnonzero(is_hit[order])

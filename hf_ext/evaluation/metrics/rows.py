@@ -66,7 +66,7 @@ class Rows:
         drawn: what was measured on resamples, by how these were drawn, then by metric: (resamples,).
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int):
         self.num_rows = num_rows
         self.drawn: dict[Any, dict[str, FloatArray]] = {}
 
@@ -112,7 +112,7 @@ class Summed(Rows):
         sums: FloatArray,
         numbers: FloatArray,
         of_mean: Callable[[FloatArray], FloatArray] | None = None,
-    ) -> None:
+    ):
         super().__init__(len(numbers))
         self.sums = sums
         self.numbers = numbers

@@ -23,10 +23,10 @@ from ...evaluation import FloatArray
 from ...files import Facts, Json, write_csv, write_text
 from ...processes import do_on_main
 from ...tasks import check_scored, with_absolute_path
-from ...text import format_cell, format_table
+from ...text import format_table
 from ..arguments import GeneratorArguments
 from ..building import Inputs
-from ..describing import PASSED, score_rows
+from ..describing import gate_rows, score_rows
 from ..preparing import PairData
 from ..rows import AntibodyRows, Sampling, find_problems
 from ..sampling import sample_pairs
@@ -198,9 +198,8 @@ def measure(
             "data": with_absolute_path(data.report, "source"),
         }
         sets = judged["sets"]
-        rows = [[gate["name"], PASSED[gate["passed"]], format_cell(gate["value"]), gate["reason"]] for gate in gates]
         tables = [format_table(score_rows(sets), ["", *sets])]
-        tables.append(format_table(rows, ["gate", "", "value", "why"]))
+        tables.append(format_table(gate_rows(gates), ["gate", "", "value", "why"]))
         text = "\n".join([facts["verdict"]["text"], *judged["notes"]])
         return facts, "\n\n".join([text, *tables])
 

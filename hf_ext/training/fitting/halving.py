@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate.utils import find_batch_size, gather_object
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from ...data import RepeatedRows, capture_random_states, cut_batch, kept_random_states
 from ...errors import SMALLER_STEP, MemoryExhausted
@@ -55,16 +55,16 @@ class Halving(TrainerCallback):
         self._backend = backend
         self._losses = losses
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, *event: object, model: Any = None, **kwargs: object) -> None:
         """Goes on as the run was that a checkpoint is of."""
+        args = self._trainer.args
+        state = self._trainer.state
         self.parts = max((int(entry[PARTS]) for entry in state.log_history if PARTS in entry), default=1)
         self._first_step = state.global_step
         self._largest = 0  # numbers of a batch that fits
         needs_batch = getattr(getattr(model, "config", None), "loss", None) == "ranking"  # which compares its rows
         needs_batch |= any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
-        adds_once = self._trainer.args.compile_mode in GRAPHS  # whose gradients of several passes torch adds up wrongly
+        adds_once = args.compile_mode in GRAPHS  # whose gradients of several passes torch adds up wrongly
         self._is_on = not (needs_batch or adds_once or self._backend.is_sharded or args.auto_find_batch_size)
 
     def on_step_begin(self, *event: object, **kwargs: object) -> None:
