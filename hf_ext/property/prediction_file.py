@@ -154,6 +154,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
         asked = [str(number) for number in rows[key][:]]
         lines = lines.set_index(key)
+    if key and [*lines.index] != asked:  # else in their order, also where numbers begin anew with each file
         if lines.index.has_duplicates or len({*asked}) < len(asked):
             raise DataError(f"{path}: {key} does not tell rows apart. Leave it out, with one line for each row.")
         if unknown := [number for number in asked if number not in lines.index]:
