@@ -84,7 +84,9 @@ class CompareArguments:
         None, "Pass where the ratio's interval begins here or above, fail where it ends below: every baseline."
     )
     max_loss_delta: float | None = option(None, "Fail if the final training loss is higher than a baseline's by more.")
-    max_memory_gib: Annotated[float, ABOVE_ZERO] | None = option(None, "Fail if the optimized side's peak memory is larger.")
+    max_memory_gib: Annotated[float, ABOVE_ZERO] | None = option(
+        None, "Fail if the optimized side's peak memory is larger."
+    )
     max_metric_drop: float | str | None = option(
         None,
         "Fail if --metric is worse than a baseline's by more: by a number, or by a share of it, such as 3%%, which is "
