@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from .errors import error_number
 
@@ -245,6 +246,18 @@ def read_cell(text: str) -> str:
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
+@contextmanager
+def writing_csv(path: StrPath) -> Iterator[TextIO]:
+    """Gives the file of a CSV that takes the place of `path` if the block ends well; gzip where the name ends in .gz.
+
+    Raises:
+        OSError: as `replacing`, or the disk refuses.
+    """
+    opens: Any = gzip.open if os.fspath(path).endswith(".gz") else open
+    with replacing(path) as draft, opens(draft, "wt", newline="", encoding="utf-8") as file:
+        yield file
+
+
 def write_csv(path: StrPath, columns: Mapping[str, Any]) -> None:
     """Writes columns of equal length, whole or not at all; "" for None and NaN, cells as of `write_cell`.
 
@@ -254,8 +267,8 @@ def write_csv(path: StrPath, columns: Mapping[str, Any]) -> None:
     import pandas as pd  # here, since most of what reads this module needs no tables
 
     table = pd.DataFrame(columns).astype(object).map(write_cell)
-    with replacing(path) as draft:
-        table.to_csv(draft, index=False)
+    with writing_csv(path) as file:
+        table.to_csv(file, index=False)
 
 
 _PACKAGE = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import yaml
 
-from ..arguments import FINITE, NOT_NEGATIVE, PRESETS, Count, check_ranges, option, ranges_in_types
+from ..arguments import ABOVE_ZERO, FINITE, NOT_NEGATIVE, PRESETS, SEED, Count, check_ranges, option, ranges_in_types
 from ..errors import ArgumentError
 from ..files import CONFIGS, LAUNCHERS, Json, find_shipped
 from ..reporting import PlanRecord
@@ -70,7 +70,7 @@ class CompareArguments:
     )
     optimized: str = option("max_speed", "As --baseline.")
     rounds: Count = option(3, "How often every side runs; sides take turns. With more, those that are done are kept.")
-    seed: int = option(42, "Of the first round; each round adds 1, for all sides alike.")
+    seed: Annotated[int, SEED] = option(42, "Of the first round; each round adds 1, for all sides alike.")
     baseline_launch: str | None = option(
         None, "Accelerate config file to launch baselines with; flags of the launcher may follow in the same text."
     )
@@ -80,11 +80,13 @@ class CompareArguments:
     dollars_per_hour: Annotated[float, NOT_NEGATIVE] | None = option(
         None, "Price of the machine: what an epoch and a run of each side cost."
     )
-    min_speedup: float | None = option(
+    min_speedup: Annotated[float, ABOVE_ZERO] | None = option(
         None, "Pass where the ratio's interval begins here or above, fail where it ends below: every baseline."
     )
     max_loss_delta: float | None = option(None, "Fail if the final training loss is higher than a baseline's by more.")
-    max_memory_gib: float | None = option(None, "Fail if the optimized side's peak memory is larger.")
+    max_memory_gib: Annotated[float, ABOVE_ZERO] | None = option(
+        None, "Fail if the optimized side's peak memory is larger."
+    )
     max_metric_drop: float | str | None = option(
         None,
         "Fail if --metric is worse than a baseline's by more: by a number, or by a share of it, such as 3%%, which is "
@@ -101,7 +103,7 @@ class CompareArguments:
             raise ArgumentError(f"--max_metric_drop {drop}: give a number, or a share such as 3%.") from None
         if self.max_metric_drop is not None:
             self.max_metric_drop = number / 100 if self.drop_is_share else number
-        check_ranges(self, {**ranges_in_types(CompareArguments), **dict.fromkeys(CRITERIA, FINITE)})
+        check_ranges(self, {**dict.fromkeys(CRITERIA, FINITE), **ranges_in_types(CompareArguments)})
         for way in filter(partial(getattr, self), GOES_WITH):
             fitting = GOES_WITH[way]
             usual = {name: value for name, value in vars(CompareArguments()).items() if name not in (way, *fitting)}

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from .demo import make_demo_encoders, make_demo_pairs, make_demo_table
     from .fingerprints import capture_random_states, compare_fingerprints, fingerprint, kept_random_states
-    from .formats import irregular_kind
+    from .formats import irregular_kind, read_lines
     from .loading import LoadedData, LoadedSequences, check_labels, load_data, load_sequences
     from .near_copies import kmer_cosines, nearest_identities
     from .proteins import ESM2, ESM_VOCABULARY, RARE, STANDARD, UNKNOWN_RESIDUE, check_sequence

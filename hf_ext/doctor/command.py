@@ -21,11 +21,12 @@ import copy
 import dataclasses
 import sys
 from dataclasses import dataclass
+from typing import Annotated
 
 import yaml
 from transformers.utils.logging import disable_progress_bar
 
-from ..arguments import option, parse_command
+from ..arguments import NOT_NEGATIVE, check_ranges, option, parse_command
 from ..errors import ArgumentError, show_text
 from ..files import CONFIGS, find_shipped
 from ..hardware import describe_hardware
@@ -40,7 +41,7 @@ class DoctorArguments:
     """Which machine to look at, and how.
 
     Raises:
-        ArgumentError: a negative `measure_seconds`, an unknown device.
+        ArgumentError: a `measure_seconds` that is no time, an unknown device.
     """
 
     _argument_group_name = "doctor"  # in --help
@@ -51,13 +52,12 @@ class DoctorArguments:
         "Look at another card instead of this machine: t4, a100, a100-80gb, h100, rtx-4090, sm86, ...; at several as "
         "one table.",
     )
-    measure_seconds: float = option(
+    measure_seconds: Annotated[float, NOT_NEGATIVE] = option(
         2.0, "Seconds for timing a layer, or steps, of the model on this machine; 0 times nothing."
     )
 
     def __post_init__(self) -> None:
-        if self.measure_seconds < 0:
-            raise ArgumentError(f"measure_seconds={self.measure_seconds}: must not be negative; 0 measures nothing.")
+        check_ranges(self)
         for name in self.device:
             describe_hardware(name)
 

@@ -21,10 +21,11 @@ from ..data import (
     column_names,
     irregular_kind,
     local_files,
+    read_lines,
 )
 from ..errors import ArgumentError, DataError
 from ..evaluation import FloatArray
-from ..files import read_cell, replacing, try_replacing, write_cell
+from ..files import read_cell, try_replacing, write_cell, writing_csv
 from ..labels import PREDICTION, PROBABILITY, Columns, LabelKind
 
 STD = "prediction_std"
@@ -111,11 +112,10 @@ def refuse_added(source: object, names: Iterable[str], added: Collection[str]) -
 
 def _read_header(path: Path) -> list[str]:
     """Reads the first row of a CSV; empty of an empty file."""
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        try:
-            return next(csv.reader(file), [])
-        except csv.Error:
-            return ["not a CSV"]
+    try:
+        return next(csv.reader(line for _, line in read_lines(path)), [])
+    except (csv.Error, DataError):
+        return ["not a CSV"]
 
 
 def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind) -> Any:
@@ -154,6 +154,7 @@ def read_predictions(path: Path, rows: Any, args: DataArguments, kind: LabelKind
     if key := next((name for name in (SOURCE_ROW, args.id_column) if name in lines), None):
         asked = [str(number) for number in rows[key][:]]
         lines = lines.set_index(key)
+    if key and [*lines.index] != asked:  # else in their order, also where numbers begin anew with each file
         if lines.index.has_duplicates or len({*asked}) < len(asked):
             raise DataError(f"{path}: {key} does not tell rows apart. Leave it out, with one line for each row.")
         if unknown := [number for number in asked if number not in lines.index]:
@@ -218,7 +219,7 @@ def write_predictions(path: Path, blocks: Iterable[tuple[Any, Columns, Any]]) ->
             source has them, whose columns take the place of the identifying ones.
     """
     num_rows = 0
-    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+    with writing_csv(path) as file:
         writer = csv.writer(file)
         for rows, added, as_read in blocks:
             names = column_names(rows) if hasattr(rows, "__len__") else ()

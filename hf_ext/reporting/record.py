@@ -247,7 +247,8 @@ class Environment(Recorded):
 class Costs(Recorded):
     """Seconds and memory, of all sessions of the run; `memory_of`: "process" or "device".
 
-    `phases`: of this session, before the report, what `end_phases` returns; of folds and seeds of all runs.
+    `phases`: of this session, before the report, what `end_phases` returns; of folds and seeds of all runs, final
+    models as one.
     """
 
     wall_s: Number = None

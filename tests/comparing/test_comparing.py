@@ -62,6 +62,9 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path) -> None:
         ({"rounds": 0}, "rounds=0: must be at least 1"),
         ({"max_loss_delta": float("nan")}, "max_loss_delta=nan: must be a finite number"),
         ({"min_speedup": float("inf")}, "min_speedup=inf: must be"),
+        ({"min_speedup": -1.0}, "min_speedup=-1.0: must be above 0"),
+        ({"max_memory_gib": 0.0}, "max_memory_gib=0.0: must be above 0"),
+        ({"seed": -1}, "seed=-1: must be from 0"),
         ({"optimized_launch": str(tmp_path / "mine.yaml")}, "mine.yaml: no Accelerate"),
         ({"baseline_launch": "absent.yaml"}, "absent.yaml: cannot be read: .*No such"),
     ):

@@ -157,9 +157,10 @@ def test_folders_that_cannot_be_made_are_seen(tmp_path):
     assert (machine.is_writable["output_dir"], machine.is_writable["cache_dir"]) == (False, True)
 
 
-def test_a_negative_time_to_measure_is_refused():
-    with pytest.raises(ArgumentError, match="measure_seconds=-1"):
-        DoctorArguments(measure_seconds=-1)
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_what_is_no_time_to_measure_is_refused(seconds):
+    with pytest.raises(ArgumentError, match=f"measure_seconds={seconds}"):
+        DoctorArguments(measure_seconds=seconds)
 
 
 @pytest.mark.parametrize("trainings", [("frozen", "frozen"), ("lora", "full")])

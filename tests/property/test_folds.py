@@ -241,6 +241,21 @@ def test_the_time_of_each_run_is_its_own_and_that_of_all_is_their_sum(done):
     assert sum(phase["wall_s"] for phase in results["costs"]["phases"].values()) == pytest.approx(sum(walls), abs=0.4)
 
 
+def test_final_models_are_a_phase_of_their_own(done, command, tmp_path):
+    tested, folder = done
+    out = Path(shutil.copytree(folder, tmp_path / "out"))
+    state = json.loads((out / "repeats.json").read_text())
+    for seed in ("seed_42", "seed_43"):  # as if these were of all rows
+        shutil.copytree(out / "fold_1" / seed, out / "final" / seed)
+        state["finished"].append(f"final/{seed}")
+    (out / "repeats.json").write_text(json.dumps(state))
+    costs = TASK.main([*command[:-1], str(out), "--head", "mlp", "--final_model", "all"])["costs"]
+    final = sum(json.loads((folder / run / "all_results.json").read_text())["costs"]["wall_s"] for run in RUNS[:2])
+    assert costs["phases"].pop("final model")["wall_s"] == pytest.approx(final, abs=0.1)
+    assert costs["wall_s"] == pytest.approx(tested["costs"]["wall_s"] + final)
+    assert costs["phases"] == tested["costs"]["phases"]
+
+
 def test_frozen_encoders_run_once_for_all_runs(done):
     _, folder = done
     plans = [json.loads((folder / run / "plan.json").read_text())["decisions"] for run in RUNS]

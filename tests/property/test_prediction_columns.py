@@ -1,6 +1,7 @@
 """`hf-ext predict` writes beside what it read: the input's columns in their order, every value as it stood there."""
 
 import csv
+import gzip
 import importlib
 import json
 from pathlib import Path
@@ -159,6 +160,36 @@ def test_files_of_a_folder_follow_each_other_with_the_columns_of_both(predict, d
         ["test 2", "2.5", "[2]", "2"],
         ["test 3", "3.5", "[3]", "3"],
     ]
+
+
+def test_a_name_that_ends_in_gz_is_gzip_and_read_again(predict, table):
+    header, rows = predict(table)
+    packed = Path("out.csv.gz")
+    for _ in range(2):  # the second replaces its own
+        with pytest.raises(UnicodeDecodeError):  # it is no text
+            predict(table, "--output", "out.csv.gz")
+        assert [*csv.reader(gzip.decompress(packed.read_bytes()).decode().splitlines())] == [header, *rows]
+    packed.write_text("source_row,prediction\n1,2\n")  # text under that name is not ours
+    with pytest.raises(ArgumentError, match="was not written by hf-ext predict"):
+        predict(table, "--output", "out.csv.gz")
+
+
+def test_predictions_of_a_folder_are_scored_as_those_of_its_model(predict, demo_rows, model, tmp_path):
+    names = ["heavy", "light", "antigen"]
+    for part, first in (("train", 0), ("test", 4)):
+        lines = [",".join((*(demo_rows[name][i] for name in names), f"{i}.5")) for i in range(first, first + 4)]
+        (tmp_path / "parts").mkdir(exist_ok=True)
+        (tmp_path / "parts" / f"{part}.csv").write_text("\n".join(["heavy,light,antigen,pKd", *lines]))
+    header, rows = predict("parts")
+    assert [row[4] for row in rows] == 2 * ["2", "3", "4", "5"]
+    words = ["--dataset_name", "parts", "--label_column", "pKd", "--sequence_columns", *names, "--use_cpu", "true"]
+    words += ["--embedding_cache_dir", "cache", "--models", str(model), "predictions.csv"]
+    found = importlib.import_module("hf_ext.finished.evaluate").main(words)
+    rmse = [one["rmse"]["value"] for one in found["scores"].values()]
+    assert (found["num_rows"], rmse[0]) == (8, pytest.approx(rmse[1], rel=1e-5))
+    Path("predictions.csv").write_text("\n".join(map(",".join, [header, *rows[4:], *rows[:4], rows[0]])))
+    with pytest.raises(DataError, match="source_row does not tell rows apart"):
+        importlib.import_module("hf_ext.finished.evaluate").main(words)
 
 
 def test_numbers_of_parquet_are_written_as_python_writes_them(predict, demo_rows):

@@ -144,7 +144,10 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
     args = run.model_args
     tested = [part for part in parts if part.is_tested]
     seeds = [[part for part in tested if part.seed == seed] for seed in dict.fromkeys(part.seed for part in tested)]
-    records = [read_object(run.folder / part.folder / "all_results.json") for part in tested]
+    ended = [read_object(run.folder / part.folder / "all_results.json") for part in parts]
+    records = ended[: len(tested)]  # models of all rows come last
+    for one in ended[len(tested) :]:
+        one["costs"]["phases"] = {"final model": add_up([*one["costs"]["phases"].values()])}
     first = records[0]
     kind = from_json(RunRecord, first).kind
     resolve_measure(run.args, args.loss, kind)
@@ -180,7 +183,7 @@ def conclude(task: Task, run: Run, parts: Sequence[Part]) -> Json:
         "settings": {**first["settings"], **{name: asked[name] for name in OF_COMMAND}},
         "costs": {
             **first["costs"],
-            **add_up([{name: record["costs"][name] for name in ("wall_s", "train_s", "phases")} for record in records]),
+            **add_up([{name: one["costs"][name] for name in ("wall_s", "train_s", "phases")} for one in ended]),
             "num_sessions": None,
         },
         "verdict": scores["verdict"],
