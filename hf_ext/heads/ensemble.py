@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 
 from ..baselines import columns_of, pooled_features
 from ..data import MAX_FEATURES, RESIDUES, SequenceCollator, SequenceFeatures, Variants, draw_rows, label_array
@@ -29,7 +28,7 @@ from ..models import (
 from ..text import format_cell, format_table, seconds
 from .members import fit_members
 from .networks import adopt_network
-from .objectives import OBJECTIVES, FloatArray, Objective
+from .objectives import OBJECTIVES, FloatArray, IntArray, Objective
 from .spread import fit_spread
 
 if TYPE_CHECKING:
@@ -192,9 +191,7 @@ def _find_residues(train: Dataset, collator: SequenceCollator, most: int) -> dic
     return {**({"variants": variants} if variants.column else {}), COUNTS: counts}
 
 
-def make_folds(
-    num_train: int, num_validation: int, width: float | None, groups: Groups, seed: int
-) -> list[NDArray[np.int64]]:
+def make_folds(num_train: int, num_validation: int, width: float | None, groups: Groups, seed: int) -> list[IntArray]:
     """Makes folds: row numbers, training rows first, of the validation rows, then of training.
 
     The validation rows alone where folds of rows of this `width` cost too much; None: folds in any case.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..baselines import TOKENS_PER_BATCH, solve_ridges
 from ..checkpoints import CheckpointStore, find_model
@@ -209,15 +210,15 @@ def _embed_layers(
     inputs: Sequence[tuple[str, ...]],
     pool: Pooling,
     layers: Sequence[int],
-) -> dict[int, torch.Tensor]:
+) -> dict[int, Tensor]:
     """Embeds distinct inputs by layer, (inputs, width) float32 on the CPU, as if it were the last."""
     norm = final_norm_of(encoder)
     is_fast = detect_hardware(encoder.device).native_bf16
     tables = {layer: torch.empty(len(inputs), encoder.config.hidden_size) for layer in layers}
-    batch: dict[str, torch.Tensor] = {}
+    batch: dict[str, Tensor] = {}
     chosen: list[int] = []
 
-    def keep(table: torch.Tensor, module: Any, given: Any, output: Any) -> None:
+    def keep(table: Tensor, module: Any, given: Any, output: Any) -> None:
         states = output if torch.is_tensor(output) else output[0]
         table[chosen] = pool(*join_windows(norm(states), batch)).cpu()
 

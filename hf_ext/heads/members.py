@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..data import draw_rows
 from ..models import (
@@ -25,7 +26,7 @@ from ..models import (
 )
 from ..training_args import FastTrainingArguments
 from .networks import side_by_side, train_networks
-from .objectives import FloatArray, Folds, Objective
+from .objectives import FloatArray, Folds, IntArray, Objective
 
 # Form of networks, what they read, and factors of the run's learning rate and dropout: no choice is right for all sets.
 NETWORKS = (
@@ -66,7 +67,7 @@ class Member:
 
 def fit_members(
     ensemble: HeadEnsemble,
-    views: Mapping[str, torch.Tensor],
+    views: Mapping[str, Tensor],
     objective: Objective,
     folds: Folds,
     sizes: Sequence[int],
@@ -150,12 +151,12 @@ def _fit_linear(
 
 
 def _fit_nearest(
-    ensemble: HeadEnsemble, values: torch.Tensor, objective: Objective, folds: Folds, rest: Folds
+    ensemble: HeadEnsemble, values: Tensor, objective: Objective, folds: Folds, rest: Folds
 ) -> list[Member]:
     """Scores the nearest rows, and keeps those of all folds together: what a fold lacked is not left out of them."""
     labels = torch.from_numpy(objective.labels).float()
 
-    def make(rows: NDArray[np.int64], num: int) -> NearestStack:
+    def make(rows: IntArray, num: int) -> NearestStack:
         rows = rows[draw_rows(len(rows), 0, MAX_COMPARED // sum(ensemble.ranks))]
         stack = cast(NearestStack, ensemble.make_stack(DIRECTIONS, 1, [len(rows), num], NEAREST))
         return stack.fill(values[rows], labels[rows])

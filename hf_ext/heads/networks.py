@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
 from ..hardware import detect_hardware
@@ -54,7 +54,7 @@ def side_by_side(tasks: Sequence[Callable[[Event], T]], device: torch.device) ->
 
 def train_networks(
     stack: NetworkStack,
-    inputs: torch.Tensor,
+    inputs: Tensor,
     objective: Objective,
     folds: Folds,
     args: FastTrainingArguments,
@@ -102,7 +102,7 @@ def train_networks(
     ]
     optimizer = torch.optim.AdamW(groups, lr=args.learning_rate * rate, fused=True)
     total = num_steps * epochs
-    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * num_steps * epochs), total)
+    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP * total), total)
     lowest = math.inf
     best = stack.state_dict()
     scored = _score_unseen(stack, inputs, objective, folds)
@@ -156,7 +156,7 @@ def adopt_network(model: AffinityModel, stack: NetworkStack) -> None:
 
 
 @torch.no_grad()
-def _score_unseen(stack: NetworkStack, inputs: torch.Tensor, objective: Objective, folds: Folds) -> FloatArray:
+def _score_unseen(stack: NetworkStack, inputs: Tensor, objective: Objective, folds: Folds) -> FloatArray:
     """Predicts rows of each fold by the mean over seeds of its networks, as `objective.entries`, fold after fold."""
     stack.eval()
     longest = max(map(len, folds))

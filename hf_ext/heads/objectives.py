@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..baselines import fit_logistic, solve_ridges
-from ..evaluation import FloatArray, find_shares
-from ..labels import UNKNOWN
+from ..evaluation import find_shares
+from ..labels import UNKNOWN, Array, FloatArray, IntArray
 from ..models import LEAST, class_losses
 
-Folds = Sequence[NDArray[np.int64]]  # numbers of rows that are held out together
+Folds = Sequence[IntArray]  # numbers of rows that are held out together
 ALPHAS = np.logspace(-4, 3, 8)  # of ridges, relative to the mean eigenvalue of the features
 CLASS_ALPHAS = (1.0, 0.1, 0.01, 1e-3, 1e-4)  # of logistic regressions
 
@@ -37,11 +37,11 @@ class SquaredError:
         self.scale = float(labels.std()) or 1.0
         self.targets = torch.from_numpy((labels - self.shift) / self.scale).float()
 
-    def constant(self, rows: NDArray[np.int64]) -> FloatArray:
+    def constant(self, rows: IntArray) -> FloatArray:
         """Computes the best prediction of `rows` that is the same for all, as `link` makes it, (num_outputs,)."""
         return self.labels[rows].mean(keepdims=True)
 
-    def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    def fit_linear(self, features: NDArray[np.float32], rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """Fits linear models of each alpha on the features of `rows`, (n, d).
 
         Returns:
@@ -50,16 +50,16 @@ class SquaredError:
         weights, intercepts = solve_ridges(features, self.labels[rows], self.alphas, standardize=False)
         return weights.T[..., None], intercepts[:, None]
 
-    def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         """Sums over networks each one's mean loss: outputs (number, n, num_outputs), rows (number, n)."""
         targets = self.targets.to(outputs.device)[rows]
         return (outputs.squeeze(-1) - targets).square().mean(1).sum()
 
-    def entries(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
+    def entries(self, predicted: Array, rows: IntArray) -> FloatArray:
         """Returns what of predictions, (n, num_outputs) as `link` makes them, the error is of: (entries,)."""
         return predicted[:, 0].astype(np.float64)
 
-    def errors(self, scored: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
+    def errors(self, scored: FloatArray, rows: IntArray) -> FloatArray:
         """Computes the error of each of m members, (m, entries) -> (m,)."""
         return np.sqrt(np.square(scored - self.labels[rows]).mean(-1))
 
@@ -84,16 +84,16 @@ class LogLoss:
         self.labels = np.where(labels == UNKNOWN, np.nan, labels)
         self.targets = torch.from_numpy(labels).to(torch.float32 if self.is_set else torch.int64)
 
-    def constant(self, rows: NDArray[np.int64]) -> FloatArray:
+    def constant(self, rows: IntArray) -> FloatArray:
         """Computes the shares of classes, or of ones, each label seen half a time more than it was."""
         return find_shares(self.labels[rows], None if self.is_set else self.num_outputs, 0.5)
 
-    def fit_linear(self, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    def fit_linear(self, features: NDArray[np.float32], rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """Fits logistic regressions, as `SquaredError` fits linear ones."""
         weights, intercepts = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.alphas))
         return np.stack(weights), np.stack(intercepts)
 
-    def loss(self, outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         """Computes as `SquaredError` does."""
         targets = self.targets.to(outputs.device)[rows]
         known = targets.ne(UNKNOWN)
@@ -101,7 +101,7 @@ class LogLoss:
         numbers = known.flatten(1).sum(1).clamp(min=1)
         return (losses.flatten(1).sum(1) / numbers).sum()
 
-    def entries(self, predicted: NDArray[Any], rows: NDArray[np.int64]) -> FloatArray:
+    def entries(self, predicted: Array, rows: IntArray) -> FloatArray:
         """Returns the probability of what is true, of each label that is known."""
         labels = self.labels[rows]
         known = np.isfinite(labels)
@@ -111,7 +111,7 @@ class LogLoss:
             of_truth = predicted[known, labels[known].astype(np.int64)]
         return of_truth.astype(np.float64)
 
-    def errors(self, scored: FloatArray, rows: NDArray[np.int64]) -> FloatArray:
+    def errors(self, scored: FloatArray, rows: IntArray) -> FloatArray:
         """Computes as `SquaredError` does."""
         return -np.log(scored.clip(LEAST)).mean(-1)
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...data import RESIDUES
 from ...errors import ArgumentError
@@ -23,7 +23,7 @@ COMPARED = {
     "kernel of counts": [COUNTS],
     "both kernels": [FEATURES, RESIDUES],
 }
-LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda outputs: outputs,
     "softmax": lambda outputs: outputs.softmax(-1),
     "sigmoid": torch.sigmoid,
@@ -57,9 +57,9 @@ class HeadEnsemble(nn.Module):
     """
 
     kernels: MutableMapping[str, KernelMap]
-    scales: torch.Tensor
-    shares: torch.Tensor
-    intercept: torch.Tensor
+    scales: Tensor
+    shares: Tensor
+    intercept: Tensor
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class HeadEnsemble(nn.Module):
             if {*compared} <= {*self.kernels}:
                 self.sizes[name] = sum(self.kernels[one].rank for one in compared)
 
-    def read(self, view: str, features: torch.Tensor, residues: torch.Tensor | None) -> torch.Tensor:
+    def read(self, view: str, features: Tensor, residues: Tensor | None) -> Tensor:
         """Maps what a row is to what members of `view` read: (n, size), float32.
 
         Raises:
@@ -133,7 +133,7 @@ class HeadEnsemble(nn.Module):
         blocks = [self.kernels[one](self.read(one, features, residues)) for one in COMPARED[view]]
         return torch.cat(blocks, dim=1)
 
-    def directions(self, features: torch.Tensor) -> torch.Tensor:
+    def directions(self, features: Tensor) -> Tensor:
         """Maps (n, sum of widths), standardised, to (n, directions)."""
         parts = features.split(self.widths, dim=1)
         along = [part @ getattr(self, f"basis_{i}") for i, part in enumerate(parts)]
@@ -143,12 +143,12 @@ class HeadEnsemble(nn.Module):
             products.append(product.flatten(1))
         return torch.cat([*along, *products], dim=1) * self.scales
 
-    def forward(self, features: torch.Tensor, residues: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, features: Tensor, residues: Tensor | None = None) -> Tensor:
         """Maps (n, sum of widths), standardised as by the head, float32, and (n, num_residues), to float32: (n,) label
         units, or (n, num_outputs) logits, whose softmax or sigmoid is the sum of the members' probabilities."""
         return self.mix(features, residues)[0]
 
-    def mix(self, features: torch.Tensor, residues: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def mix(self, features: Tensor, residues: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Maps as `forward` does, and says how far members are apart: (n,), their squared distance from the sum."""
         with torch.autocast(features.device.type, enabled=False):
             views = {view: self.read(view, features, residues) for view in dict.fromkeys(self.views)}
@@ -167,7 +167,7 @@ class HeadEnsemble(nn.Module):
             return total.logit(eps=LEAST), apart
 
     @torch.no_grad()
-    def fit_directions(self, bases: Sequence[torch.Tensor], features: torch.Tensor) -> None:
+    def fit_directions(self, bases: Sequence[Tensor], features: Tensor) -> None:
         """Takes over the bases, (width, rank) each, and scales each input's and each product's block by its size.
 
         Args:
@@ -234,7 +234,7 @@ def _products(ranks: Sequence[int]) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def principal_directions(features: torch.Tensor) -> torch.Tensor:
+def principal_directions(features: Tensor) -> Tensor:
     """Returns at most `MAX_RANK` directions of an input in which its standardised embeddings, (n, width), vary most.
 
     Returns:

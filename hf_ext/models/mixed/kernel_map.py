@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 NUM_LANDMARKS = 512  # rows that others are compared with; where training has no more, the kernel is exact
 NEGLIGIBLE = 1e-6  # of the largest eigenvalue: rounding in float32
@@ -23,9 +23,9 @@ class KernelMap(nn.Module):
     Buffers, float32: `landmarks` (rows, width), `projection` (rows, rank), and `closeness`, (), one over the mean.
     """
 
-    landmarks: torch.Tensor
-    projection: torch.Tensor
-    closeness: torch.Tensor
+    landmarks: Tensor
+    projection: Tensor
+    closeness: Tensor
 
     def __init__(self, rows: int, width: int, rank: int):
         super().__init__()
@@ -34,7 +34,7 @@ class KernelMap(nn.Module):
         self.register_buffer("closeness", torch.ones(()))
 
     @classmethod
-    def fit(cls, landmarks: torch.Tensor) -> KernelMap:
+    def fit(cls, landmarks: Tensor) -> KernelMap:
         """Makes the map of these rows, (m, width), float32; no labels are read. Cost: eigenvectors of m x m."""
         made = cls(len(landmarks), landmarks.shape[1], 0)
         made.landmarks.copy_(landmarks)
@@ -50,11 +50,11 @@ class KernelMap(nn.Module):
         """Features of a row."""
         return self.projection.shape[1]
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """Maps (n, width) to (n, rank)."""
         return self._compare(rows) @ self.projection
 
-    def _compare(self, rows: torch.Tensor) -> torch.Tensor:
+    def _compare(self, rows: Tensor) -> Tensor:
         squares = [one.square().sum(1) for one in (rows, self.landmarks)]
         distances = squares[0][:, None] + squares[1] - 2 * rows @ self.landmarks.T
         return (-self.closeness * distances.clamp(min=0)).exp()

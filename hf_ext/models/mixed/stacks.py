@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from typing import ClassVar, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 PERCEPTRON = "mlp"  # forms of networks
 PRODUCT = "product"
@@ -62,7 +62,7 @@ class NetworkStack(nn.Module):
         """Of the hidden layers, as `make` takes them."""
         return [weight.shape[2] for weight in self.weights[:-1]]
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, outputs)."""
         states = inputs.expand(self.number, *inputs.shape[-2:])
         layers = [*zip(self.weights, self.biases)]
@@ -74,7 +74,7 @@ class NetworkStack(nn.Module):
         weight, bias = layers[-1]
         return torch.baddbmm(bias, states, weight)
 
-    def drop(self, states: torch.Tensor) -> torch.Tensor:
+    def drop(self, states: Tensor) -> Tensor:
         """Does to states in training what `nn.Dropout` does, by random numbers of this stack alone."""
         if not self.training or self.dropout == 0:
             return states
@@ -127,7 +127,7 @@ class ProductStack(NetworkStack):
     def sizes(self) -> list[int]:
         return [self.weights[-2].shape[2]]
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Maps (number, n, inputs), or (n, inputs) for all of them, to (number, n, num_outputs)."""
         inputs = inputs[..., : sum(self.widths)].expand(self.number, -1, -1)
         blocks = [*inputs.split(self.widths, dim=-1), inputs]
@@ -152,8 +152,8 @@ class NearestStack(nn.Module):
 
     form: ClassVar[str] = NEAREST
     number = 1
-    rows: torch.Tensor
-    labels: torch.Tensor
+    rows: Tensor
+    labels: Tensor
 
     def __init__(self, rows: int, width: int, num_nearest: int):
         super().__init__()
@@ -170,13 +170,13 @@ class NearestStack(nn.Module):
     def sizes(self) -> list[int]:
         return [len(self.rows), self.num_nearest]
 
-    def fill(self, rows: torch.Tensor, labels: torch.Tensor) -> NearestStack:
+    def fill(self, rows: Tensor, labels: Tensor) -> NearestStack:
         """Takes over training rows, (rows, columns of the view), and their labels."""
         self.rows.copy_(rows[:, : self.rows.shape[1]])
         self.labels.copy_(labels)
         return self
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Maps (n, columns of the view) to (1, n, 1)."""
         inputs = inputs[:, : self.rows.shape[1]]
         away = torch.addmm(self.rows.square().sum(1), inputs, self.rows.T, alpha=-2)  # less the square of inputs
