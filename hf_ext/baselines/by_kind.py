@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..data import LETTERS, draw_rows
 from ..evaluation import FloatArray, metrics_of, rows_for
-from ..labels import UNKNOWN, Array, IntArray, LabelKind
+from ..labels import UNKNOWN, Array, Float32Array, IntArray, LabelKind
 from .logistic import LogisticBaseline
 from .ridge import RidgeBaseline, fit_scale
 
@@ -149,7 +149,7 @@ class NearestBaseline:
         kept = min(num_rows, MAX_PAIRS // max(1, num_validation))
         return kept * width * (len(NEIGHBOURS) * num_validation + num_asked)
 
-    def _directions(self, features: Any) -> NDArray[np.float32]:
+    def _directions(self, features: Any) -> Float32Array:
         centred = (features - self._mean).astype(np.float32)
         lengths = np.linalg.norm(centred, axis=1, keepdims=True)
         return centred / np.maximum(lengths, 1e-12)
@@ -202,10 +202,10 @@ class KernelBaseline:
         """Returns what was fitted, JSON-able; after `fit`."""
         return {**self._ridge.summary(), "kind": "kernel ridge"}
 
-    def _standardize(self, features: Array) -> NDArray[np.float32]:
+    def _standardize(self, features: Array) -> Float32Array:
         return ((features - self._mean) * self._scale).astype(np.float32)
 
-    def _encode(self, features: Array) -> NDArray[np.float32]:
+    def _encode(self, features: Array) -> Float32Array:
         import torch
 
         parts = [features[i : i + BLOCK_ROWS] for i in range(0, len(features), BLOCK_ROWS)]

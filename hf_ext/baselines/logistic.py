@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data import draw_rows
 from ..evaluation import FloatArray, find_shares, rows_for
-from ..labels import UNKNOWN, LabelKind
+from ..labels import UNKNOWN, Float32Array, LabelKind
 from .ridge import chunks, principal_axes
 
 ALPHAS = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)  # from next to constant to next to none
@@ -187,7 +186,7 @@ class LogisticBaseline:
             self.validation_log_loss = loss
         return self
 
-    def predict(self, features: Any) -> NDArray[np.float32]:
+    def predict(self, features: Any) -> Float32Array:
         """Predicts probabilities, (n, outputs) float32; after `fit`.
 
         Raises:
@@ -208,7 +207,7 @@ class LogisticBaseline:
             **chosen,
         }
 
-    def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> NDArray[np.float32]:
+    def _predict(self, features: Any, weights: FloatArray, intercepts: FloatArray) -> Float32Array:
         logits = [np.empty((0, len(intercepts)), np.float32)]
         for _, chunk in chunks(np.asanyarray(features)):
             logits.append((chunk @ weights + intercepts).astype(np.float32))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..baselines import TOKENS_PER_BATCH, solve_ridges
@@ -21,7 +20,7 @@ from ..embeddings import factorize, take_rows
 from ..evaluation import ResamplingGroups, compare_paired
 from ..files import Facts, Json
 from ..hardware import detect_hardware
-from ..labels import LabelKind
+from ..labels import BoolArray, Float32Array, LabelKind
 from ..models import (
     AUTO_LAYER,
     AffinityModel,
@@ -176,7 +175,7 @@ def choose_layers(
 
 def _embed(
     model: AffinityModel, collator: Any, rows: Sequence[Any], device: Any, known: dict[Any, Any]
-) -> dict[str, dict[int, NDArray[np.float32]]]:
+) -> dict[str, dict[int, Float32Array]]:
     """Embeds all rows by input and layer, (n, width); inputs that are the same in all rows, at one layer."""
     features = {}
     for index, spec in enumerate(model.config.encoder_specs):
@@ -236,9 +235,9 @@ def _embed_layers(
 
 
 def _predict_unseen(
-    features: NDArray[np.float32],
+    features: Float32Array,
     labels: FloatArray,
-    is_known: NDArray[np.bool_],
+    is_known: BoolArray,
     folds: Folds,
     seed: int,
 ) -> FloatArray:

@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data import draw_rows
+from ..labels import Float32Array
 from ..models import (
     DIRECTIONS,
     FEATURES,
@@ -116,7 +116,7 @@ def fit_members(
 def _fit_linear(
     ensemble: HeadEnsemble,
     view: str,
-    values: NDArray[np.float32],
+    values: Float32Array,
     objective: Objective,
     folds: Folds,
     rest: Folds,

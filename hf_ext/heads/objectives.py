@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..baselines import fit_logistic, solve_ridges
 from ..evaluation import find_shares
-from ..labels import UNKNOWN, Array, FloatArray, IntArray
+from ..labels import UNKNOWN, Array, Float32Array, FloatArray, IntArray
 from ..models import LEAST, class_losses
 
 Folds = Sequence[IntArray]  # numbers of rows that are held out together
@@ -41,7 +40,7 @@ class SquaredError:
         """Computes the best prediction of `rows` that is the same for all, as `link` makes it, (num_outputs,)."""
         return self.labels[rows].mean(keepdims=True)
 
-    def fit_linear(self, features: NDArray[np.float32], rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    def fit_linear(self, features: Float32Array, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """Fits linear models of each alpha on the features of `rows`, (n, d).
 
         Returns:
@@ -88,7 +87,7 @@ class LogLoss:
         """Computes the shares of classes, or of ones, each label seen half a time more than it was."""
         return find_shares(self.labels[rows], None if self.is_set else self.num_outputs, 0.5)
 
-    def fit_linear(self, features: NDArray[np.float32], rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    def fit_linear(self, features: Float32Array, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """Fits logistic regressions, as `SquaredError` fits linear ones."""
         weights, intercepts = zip(*fit_logistic(features, self.labels[rows], self.num_outputs, self.alphas))
         return np.stack(weights), np.stack(intercepts)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Array,
         BoolArray,
         Columns,
+        Float32Array,
         FloatArray,
         IntArray,
         Outputs,

@@ -15,6 +15,7 @@ LABEL = "label"
 
 Array = NDArray[Any]
 FloatArray = NDArray[np.float64]
+Float32Array = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Outputs = Array | Sequence[Any]  # of residues a row's own for each row

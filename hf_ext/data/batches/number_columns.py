@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import Facts, Json
-from ...labels import Array, FloatArray, RowError, check_number, drop_zeros, is_missing, show_names, write_name
+from ...labels import (
+    Array,
+    Float32Array,
+    FloatArray,
+    RowError,
+    check_number,
+    drop_zeros,
+    is_missing,
+    show_names,
+    write_name,
+)
 from ..cleaning import format_errors
 from ..columns import RowNumbers, read_column, read_columns
 from ..reading import SOURCE_ROW
@@ -66,7 +75,7 @@ class NumberColumns(RowNumbers):
         """Names of the columns that rows must have."""
         return [*self.numeric, *self.categories]
 
-    def matrix(self, rows: Any) -> NDArray[np.float32]:
+    def matrix(self, rows: Any) -> Float32Array:
         """Computes the numbers of rows, map-style or a list: (n, `len(self)`).
 
         Of each numeric column the value less the mean, by the standard deviation, 0 where it is missing; then, where
