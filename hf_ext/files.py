@@ -175,12 +175,11 @@ def replacing(path: StrPath) -> Iterator[Path]:
     Raises:
         OSError: the draft cannot be moved there; it is then removed, as after any error of the block.
     """
-    target = Path(path)
     draft = _draft_of(Path(path))
     draft.unlink(missing_ok=True)  # a killed process left it, perhaps as a link
     try:
         yield draft
-        os.replace(draft, target)
+        os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -248,22 +247,14 @@ def read_cell(text: str) -> str:
 
 @contextmanager
 def writing_csv(path: StrPath) -> Iterator[TextIO]:
-    """Gives the file of a CSV that takes the place of `path` if the block ends well; gzip where the name ends in .gz.
-
-    Raises:
-        OSError: as `replacing`, or the disk refuses.
-    """
+    """Gives the file of a CSV, gzip where the name ends in .gz, as `replacing` does; the disk may refuse (OSError)."""
     opens: Any = gzip.open if os.fspath(path).endswith(".gz") else open
     with replacing(path) as draft, opens(draft, "wt", newline="", encoding="utf-8") as file:
         yield file
 
 
 def write_csv(path: StrPath, columns: Mapping[str, Any]) -> None:
-    """Writes columns of equal length, whole or not at all; "" for None and NaN, cells as of `write_cell`.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Writes columns of equal length by `writing_csv`; "" for None and NaN, cells as of `write_cell`."""
     import pandas as pd  # here, since most of what reads this module needs no tables
 
     table = pd.DataFrame(columns).astype(object).map(write_cell)

@@ -15,35 +15,35 @@ from hf_ext.trainer import FastTrainer
 
 # Folder of hf_ext -> (code lines, files); code is what is neither blank, comment nor docstring.
 BUDGET = {
-    ".": (1738, 14),
+    ".": (1735, 14),
     "arguments": (675, 7),
-    "baselines": (987, 9),
+    "baselines": (986, 9),
     "checkpoints": (1382, 11),
-    "comparing": (906, 8),
-    "data": (3759, 32),
+    "comparing": (907, 8),
+    "data": (3762, 32),
     "doctor": (790, 7),
     "embeddings": (582, 6),
-    "evaluation": (2266, 21),
-    "finished": (1323, 14),
+    "evaluation": (2254, 21),
+    "finished": (1322, 14),
     "generation": (2013, 18),
-    "heads": (1187, 11),
+    "heads": (1211, 11),
     "hub": (214, 4),
-    "labels": (1740, 14),
+    "labels": (1754, 14),
     "masked_lm": (507, 7),
     "memory": (629, 7),
-    "models": (3505, 33),
+    "models": (3516, 33),
     "processes": (219, 4),
-    "property": (2325, 17),
+    "property": (2330, 17),
     "reporting": (2126, 14),
-    "saving": (748, 6),
+    "saving": (746, 6),
     "speedups": (1990, 18),
     "tasks": (472, 5),
     "text": (313, 4),
-    "training": (2289, 17),
+    "training": (2271, 17),
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 327_350, 9.44
+TOKENS, TOKENS_PER_LINE = 326_860, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",
