@@ -41,14 +41,13 @@ def side_by_side(tasks: Sequence[Callable[[Event], T]], device: torch.device) ->
     at_once = min(len(tasks), num_threads) if device.type == "cpu" else 1
     if at_once < 2:
         return [task(stop) for task in tasks]
+    pool = ThreadPoolExecutor(at_once, "networks", torch.set_num_threads, (num_threads // at_once,))
     try:
-        with ThreadPoolExecutor(at_once, "networks", torch.set_num_threads, (num_threads // at_once,)) as pool:
-            try:
-                return [*pool.map(lambda task: task(stop), tasks)]
-            except BaseException:
-                stop.set()
-                raise
+        return [one.result() for one in [pool.submit(task, stop) for task in tasks]]
     finally:
+        stop.set()
+        # Not waited for: a second Ctrl-C would end that, and Python with threads that still run (3.11 aborts).
+        pool.shutdown(wait=False, cancel_futures=True)
         torch.set_num_threads(num_threads)  # which is of the process, too
 
 

@@ -76,6 +76,7 @@ def resolve_residue_steps(
     if num_rows is None or args.explicit_fields & {"max_steps", "num_train_epochs"}:
         return ""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    rows = args.effective_batch_size or rows
     most = steps.steps if trains_encoders else steps.frozen
     args.num_train_epochs = min(args.num_train_epochs, max(steps.min_epochs, -(-most * rows // num_rows)))
     return (

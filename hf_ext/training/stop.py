@@ -267,7 +267,7 @@ def name_dead_workers(run: Callable[[], Any], store: CheckpointStore, num_worker
         said = next(filter(None, (_DEATH.match(str(one)) for one in raised)), None)
         # A worker that a fork server started is not a child, whose death torch would hear of: only its pipe breaks.
         place = traceback.extract_tb(error.__traceback__)[-1].filename
-        if said is None and (isinstance(error, RuntimeError) or "multiprocessing" not in place):
+        if said is None and (not num_workers or isinstance(error, RuntimeError) or "multiprocessing" not in place):
             raise
         words = said[0].strip().rstrip(".") if said else f"DataLoader worker (pid not known) is gone: {error}"
         own = store.checkpoints()

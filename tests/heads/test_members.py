@@ -1,6 +1,8 @@
 """Members that read residues, kernels and near rows: by hand, on labels without meaning, in a run."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from threading import Event
 from types import SimpleNamespace
@@ -214,21 +216,30 @@ def test_large_steps_alone_round_where_bf16_is_native(monkeypatch):
     assert not np.array_equal(large, exact)
 
 
-def test_an_interrupt_ends_networks_that_train():
-    def interrupt(stop):
-        raise KeyboardInterrupt
+TWICE = """
+import os, signal, threading, time, torch
+from hf_ext.heads import networks
+def wait(stop):
+    stop.wait(60)
+    time.sleep(1)  # the rest of an epoch
+torch.set_num_threads(2)
+for after in (0.3, 0.6):
+    threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    networks.side_by_side([wait, wait, wait], torch.device("cpu"))
+except KeyboardInterrupt:
+    print(torch.get_num_threads())
+try:
+    time.sleep(10)
+except KeyboardInterrupt:
+    raise SystemExit(75)
+"""
 
-    def wait(stop):
-        assert stop.wait(60)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            members.side_by_side([interrupt, wait, wait], torch.device("cpu"))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.nightly
+def test_two_interrupts_end_networks_that_train_and_the_process_with_its_own_status():
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (75, "2\n"), done.stderr
 
 
 def test_a_head_that_adopts_a_network_predicts_what_that_does(demo_encoders):

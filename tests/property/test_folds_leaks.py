@@ -56,9 +56,9 @@ def seen(monkeypatch) -> Seen:
         found.update(loaded.splits)
         return loaded
 
-    def noted_fit(trainer: Any, *args: Any) -> Any:
+    def noted_fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         found["trainer"] = trainer
-        return fit(trainer, *args)
+        return fit(trainer, *args, **kwargs)
 
     monkeypatch.setattr(steps, "load_rows", noted)
     monkeypatch.setattr(steps, "fit_ensemble", noted_fit)

@@ -294,7 +294,7 @@ def test_the_record_is_json_and_names_the_kind(train):
         (None, (), 16, 30),
         (10_000, ("num_train_epochs",), 16, 30),
         (16_000, ("per_device_train_batch_size",), 32, 3),
-        (1_600, ("effective_batch_size",), 32, 30),
+        (1_600, ("effective_batch_size",), 32, 4),  # of 4 rows a step
         (10_000, ("frozen",), 16, 10),  # 6,000 steps
     ],
 )
@@ -302,6 +302,7 @@ def test_residues_train_in_small_batches_for_few_epochs_unless_asked_otherwise(n
     settings = {"num_train_epochs": 30, "per_device_train_batch_size": 32, "cached_batch_size": 1024}
     args = SimpleNamespace(**settings, gradient_accumulation_steps=1, world_size=1, explicit_fields={*explicit})
     trains = "frozen" not in explicit
+    args.effective_batch_size = 4 if "effective_batch_size" in explicit else None
     assert resolve_residue_steps(args, ONE_NUMBER, num_rows, trains) == ""
     assert settings.items() <= vars(args).items()
     resolve_residue_steps(args, make_kind("residue_classification", ("label",), ("C", "H")), num_rows, trains)

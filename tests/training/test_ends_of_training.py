@@ -188,6 +188,18 @@ def test_deaths_that_torch_hears_of_between_any_two_lines_are_one_error():
         signal.signal(signal.SIGALRM, before)
 
 
+def test_a_broken_pipe_of_a_users_own_is_no_data_worker(tmp_path):
+    def read():
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        writer.close()
+        reader.recv()
+
+    trainer = make(tmp_path, read, **ALONE)
+    with pytest.raises(EOFError):
+        trainer.train()
+    trainer.end()
+
+
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
