@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +25,7 @@ from ..data import (
 from ..errors import ArgumentError, NotFiniteError
 from ..labels import UNKNOWN, LabelKind
 from ..startup import phase
-from ..text import capitalize, seconds
+from ..text import capitalize
 from .by_kind import KernelBaseline, NearestBaseline, make_linear, predict_constant
 from .embedded import Encode, encode_as_before, pooled_features
 from .partners import find_partner, predict_by_partner
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
 MAX_LABELS = 40_000_000  # of rows times labels of each
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
-SHARE_OF_RUN = 0.1  # of the time so far, which near rows may cost
-PRODUCTS_PER_S = 1e10  # of one core, about
+MAX_PRODUCTS = 5e11  # multiply-adds for near rows: seconds, at most a minute, of one core
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
 
@@ -120,11 +118,10 @@ class Baselines:
     def add_nearest(
         self, what: str, kind: LabelKind, features: Sequence[Any], rows: _Rows, predict: Callable[[Any], Any]
     ) -> None:
-        """Adds the labels of near rows by features of training and validation, where time allows it, or says so."""
+        """Adds the labels of near rows by features of training and validation, where few products tell, or says so."""
         products = NearestBaseline.count_products([*map(len, rows.labels)], features[0].shape[1])
-        if products > SHARE_OF_RUN * PRODUCTS_PER_S * time.process_time():
-            cost = seconds(products / PRODUCTS_PER_S)
-            self.notes.append(f"No nearest {what}: about {cost}, more than a tenth of the run so far.")
+        if products > MAX_PRODUCTS:
+            self.notes.append(f"No nearest {what}: {products:.1g} multiply-adds, more than {MAX_PRODUCTS:g}.")
         else:
             self.add_fitted(f"nearest {what}", NearestBaseline(kind), features, rows, predict)
 

@@ -79,15 +79,13 @@ def test_every_baseline_that_the_data_allow_stands_beside_the_model_and_the_verd
     assert {"num_rows", "verdict", "scores", "baselines", "collapse", "slices", "notes"} < record.keys()
 
 
-def test_near_rows_that_cost_more_than_a_tenth_of_the_run_are_left_out_and_that_is_said(
-    make_trainer, splits, monkeypatch
-):
-    monkeypatch.setattr("hf_ext.baselines.fitted.PRODUCTS_PER_S", 1.0)
+def test_near_rows_that_would_take_minutes_are_left_out_and_that_is_said(make_trainer, splits, monkeypatch):
+    monkeypatch.setattr("hf_ext.baselines.fitted.MAX_PRODUCTS", 1.0)
     scored = score_split(make_trainer(), splits, "test", None, None)
     assert not any(name.startswith("nearest") for name in scored.scores)
     said = [note for note in scored.notes if note.startswith("No nearest ")]
     assert [note.split(":")[0] for note in said] == ["No nearest one-hot", "No nearest embeddings"]
-    assert all(note.endswith("more than a tenth of the run so far.") for note in said)
+    assert all(note.endswith(" multiply-adds, more than 1.") for note in said)
 
 
 def test_rows_with_a_new_antibody_are_scored_apart(make_trainer, splits):
