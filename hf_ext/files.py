@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
@@ -248,7 +248,7 @@ def read_cell(text: str) -> str:
 @contextmanager
 def writing_csv(path: StrPath) -> Iterator[TextIO]:
     """Gives the file of a CSV, gzip where the name ends in .gz, as `replacing` does; the disk may refuse (OSError)."""
-    opens: Any = gzip.open if os.fspath(path).endswith(".gz") else open
+    opens: Callable[..., Any] = gzip.open if os.fspath(path).endswith(".gz") else open
     with replacing(path) as draft, opens(draft, "wt", newline="", encoding="utf-8") as file:
         yield file
 

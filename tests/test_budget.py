@@ -26,9 +26,9 @@ BUDGET = {
     "evaluation": (2254, 21),
     "finished": (1322, 14),
     "generation": (2013, 18),
-    "heads": (1209, 11),
+    "heads": (1208, 11),
     "hub": (214, 4),
-    "labels": (1754, 14),
+    "labels": (1756, 14),
     "masked_lm": (507, 7),
     "memory": (629, 7),
     "models": (3516, 33),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 326_860, 9.43
+TOKENS, TOKENS_PER_LINE = 326_890, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -26,7 +26,6 @@ PLAIN: Head = "mlp"
 ONE_LAYER_SIZE = 64
 SIZES = (256, 64)  # of the ensemble's networks, the run's own among them
 DROPOUT = 0.1  # of these
-RESIDUE_SIZES = (256,)  # of the network for residues of frozen encoders, whose rows are hundreds of times as many
 IDLE_EPOCHS = 8  # without a lower error, after which a network ends
 UNUSED_EPOCHS = 3  # of a network that neither predicts nor is kept
 MAX_LABELS = 1_000  # of which each member keeps the probability, for every row
@@ -57,8 +56,8 @@ def resolve_head(
     if "head_sizes" not in explicit:
         if args.head in ONE_LAYER:
             args.head_sizes = [ONE_LAYER_SIZE]
-        elif kind.per_residue and not args.trains_encoders:
-            args.head_sizes = [*RESIDUE_SIZES]
+        elif kind.head_sizes and not args.trains_encoders:
+            args.head_sizes = [*kind.head_sizes]
     if args.head != AUTO:
         return ""
     if "head_sizes" in explicit:

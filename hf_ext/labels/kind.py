@@ -71,6 +71,7 @@ class LabelKind(KindOutputs):
     takes_teacher = False  # predictions of another model can be learned beside it
     takes_columns = False  # several label columns
     takes_hierarchy = False  # labels may imply others
+    head_sizes: ClassVar[tuple[int, ...]] = ()  # of a network on frozen encoders, where these are not the usual
     can_stream = False  # no names must be found in all rows before the first is read
     arrow_type: ClassVar[pa.DataType]  # of the column `label` of rows
     dtype: ClassVar[type] = np.float32  # of labels in batches
