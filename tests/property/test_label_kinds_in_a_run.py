@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 from hf_ext.errors import ArgumentError, DataError, RequirementsFailed
+from hf_ext.heads import resolve_head
 from hf_ext.labels import ONE_NUMBER, make_kind
-from hf_ext.property import TASK
+from hf_ext.property import TASK, AffinityArguments
 from hf_ext.property.building import resolve_residue_steps
 from hf_ext.reporting import read_run
 
@@ -307,3 +308,16 @@ def test_residues_train_in_small_batches_for_few_epochs_unless_asked_otherwise(n
     assert settings.items() <= vars(args).items()
     resolve_residue_steps(args, make_kind("residue_classification", ("label",), ("C", "H")), num_rows, trains)
     assert (args.per_device_train_batch_size, args.num_train_epochs) == (rows, epochs)
+
+
+@pytest.mark.parametrize(
+    ("how", "explicit", "sizes"),
+    [("frozen", set(), [256]), ("lora", set(), [1024, 512, 256, 128]), ("frozen", {"head_sizes"}, [7])],
+)
+def test_residues_of_frozen_encoders_have_a_small_network_unless_asked_otherwise(how, explicit, sizes):
+    given = {"head_sizes": [7]} if explicit else {}
+    args = AffinityArguments(encoders=["one"], tower_training=[how], **given)
+    training = SimpleNamespace(metric_for_best_model="mcc", world_size=1)
+    kind = make_kind("residue_classification", ("label",), ("C", "H"))
+    assert resolve_head(args, training, explicit, False, kind).startswith("Head: ")
+    assert (args.head, args.head_sizes) == ("mlp", sizes)
