@@ -33,7 +33,7 @@ BUDGET = {
     "memory": (629, 7),
     "models": (3516, 33),
     "processes": (219, 4),
-    "property": (2331, 17),
+    "property": (2330, 17),
     "reporting": (2126, 14),
     "saving": (746, 6),
     "speedups": (1990, 18),
@@ -43,7 +43,7 @@ BUDGET = {
 }
 SEAMS, PRIVATE = 22, 10
 # Names, operators, numbers and strings that are no docstrings; a budget of lines alone can be met by folding lines.
-TOKENS, TOKENS_PER_LINE = 326_890, 9.43
+TOKENS, TOKENS_PER_LINE = 326_880, 9.43
 # Files of more than 300 lines, docstrings and comments included; each with the reason why it is not two.
 LONG = {
     "trainer.py": "each method of Trainer that we override, once, in the order of a run",

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 RIDGE_ROWS = 50_000  # of a split that a ridge sees at most
 MAX_LABELS = 40_000_000  # of rows times labels of each
+MAX_PRODUCTS = 5e11  # multiply-adds for near rows
 # Where encoders train, embeddings of the pretrained ones are computed for the baselines alone.
-MAX_PRODUCTS = 5e11  # multiply-adds for near rows: seconds, at most a minute, of one core
 PRETRAINED_ROWS = (5_000, 2_000)  # training and validation rows at most
 
 
@@ -118,7 +118,7 @@ class Baselines:
     def add_nearest(
         self, what: str, kind: LabelKind, features: Sequence[Any], rows: _Rows, predict: Callable[[Any], Any]
     ) -> None:
-        """Adds the labels of near rows by features of training and validation, where few products tell, or says so."""
+        """Adds the labels of near rows by features of training and validation, up to `MAX_PRODUCTS`, or says so."""
         products = NearestBaseline.count_products([*map(len, rows.labels)], features[0].shape[1])
         if products > MAX_PRODUCTS:
             self.notes.append(f"No nearest {what}: {products:.1g} multiply-adds, more than {MAX_PRODUCTS:g}.")

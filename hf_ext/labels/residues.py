@@ -48,7 +48,7 @@ class ResidueKind(LabelKind):
     label_shape = ()
     counted = "residues"
     steps = Steps(16, 1500, 6000, 3)
-    head_sizes = (256,)  # rows have hundreds of residues: wider and deeper ones take several times as long
+    head_sizes = (256,)  # each residue passes through it, hundreds in a row
     or_pooling = ""
     why_one_head = "here each row has a label for each residue"
     why_last_layer = "each residue has a label"

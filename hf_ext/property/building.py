@@ -66,6 +66,7 @@ def resolve_residue_steps(
     Args:
         args: of the training, changed in place.
         num_rows: of training; None of a stream.
+        trains_encoders: as `--tower_training` says; `--use_peft` does, too.
     """
     steps = kind.steps
     if steps is None:
@@ -77,7 +78,7 @@ def resolve_residue_steps(
         return ""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     rows = args.effective_batch_size or rows
-    most = steps.steps if trains_encoders else steps.frozen
+    most = steps.steps if trains_encoders or args.use_peft else steps.frozen
     args.num_train_epochs = min(args.num_train_epochs, max(steps.min_epochs, -(-most * rows // num_rows)))
     return (
         f"Each residue has a label, so {args.num_train_epochs:g} epochs of {rows:,} rows a step, if not set otherwise."

@@ -85,8 +85,7 @@ def make_dry_run(
             numbers = loaded.numbers
             wild_type = loaded.report.get("variants", {}).get("wild_type", "")
             num_rows = None if data_args.streaming else len(splits["train"])
-            trains_encoders = given.trains_encoders or args.use_peft
-            dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows, trains_encoders)])
+            dry_run.notes += filter(None, [resolve_residue_steps(args, kind, num_rows, given.trains_encoders)])
             loaded.report["warnings"] += check_teacher(given, data_args, loaded)
             dry_run.report = loaded.report
             dry_run.describe = partial(describe_rows, loaded)

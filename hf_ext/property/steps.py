@@ -125,7 +125,7 @@ def load(run: Run) -> AffinityData:
     resolve_measure(args, model_args.measured_loss, kind)
     check_measure(args, model_args.loss, evaluated(run, kind), splits["validation"])
     num_rows = None if data_args.streaming else len(splits["train"])
-    if fewer := resolve_residue_steps(args, kind, num_rows, model_args.trains_encoders or args.use_peft):
+    if fewer := resolve_residue_steps(args, kind, num_rows, model_args.trains_encoders):
         run.log.info(fewer)
     requirements = read_requirements(model_args, data_args, kind)
     groups = find_groups(data_args, splits)

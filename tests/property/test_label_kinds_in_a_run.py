@@ -303,6 +303,7 @@ def test_residues_train_in_small_batches_for_few_epochs_unless_asked_otherwise(n
     settings = {"num_train_epochs": 30, "per_device_train_batch_size": 32, "cached_batch_size": 1024}
     args = SimpleNamespace(**settings, gradient_accumulation_steps=1, world_size=1, explicit_fields={*explicit})
     trains = "frozen" not in explicit
+    args.use_peft = False
     args.effective_batch_size = 4 if "effective_batch_size" in explicit else None
     assert resolve_residue_steps(args, ONE_NUMBER, num_rows, trains) == ""
     assert settings.items() <= vars(args).items()
